@@ -49,7 +49,7 @@ static __always_inline int nicps_ring_frame(struct xdp_md *ctx,
 	if (header->type == NICPS_TYPE_TOKEN)
 		return nicps_pass_on(ctx, cursor, ethernet, header, &sender, config);
 	if (sum != nicps_sums(config, sender.round) ||
-	    nicps_aggregators(config, sender.round))
+	    nicps_aggregators(config, sender.round > config->round))
 		return nicps_drop(NICPS_COUNT_MODE);
 	return nicps_take_in(cursor, header, &sender, config);
 }
@@ -131,14 +131,15 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
  * branch would be two ways for the verifier.
  */
 static __always_inline struct nicps_member *
-nicps_striping(const struct nicps_config *config, const struct nicps_sender *sender)
+nicps_striping(const struct nicps_config *config, const struct nicps_channel *channel,
+	       const struct nicps_sender *sender)
 {
 	struct nicps_member *member = nicps_member(sender->number);
 	u64 is_member = -(u64)sender->number >> 63, believed;
 
 	if (!member || sender->number > config->members || nicps_no_mac(member->mac))
 		return NULL;
-	believed = is_member | member->rank[sender->round > config->round];
+	believed = is_member | member->rank[sender->round > channel->round];
 	asm volatile("" : "+r"(believed));
 	return believed ? member : NULL;
 }
@@ -150,6 +151,7 @@ static __always_inline int nicps_striped(struct nicps_cursor *cursor,
 {
 	u32 reason;
 	struct nicps_header *header = nicps_open(cursor, config, &reason);
+	struct nicps_channel *channel;
 	struct nicps_member *member;
 	struct nicps_sender sender;
 
@@ -162,10 +164,14 @@ static __always_inline int nicps_striped(struct nicps_cursor *cursor,
 		return nicps_drop(NICPS_COUNT_VIEW);
 	if (sender.number == config->number)
 		return nicps_drop(NICPS_COUNT_ECHO);
-	member = nicps_striping(config, &sender);
+	channel = nicps_channel(sender.channel);
+	if (!channel || sender.channel >= config->channels)
+		return nicps_drop(NICPS_COUNT_MODE);
+	member = nicps_striping(config, channel, &sender);
 	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
-	return nicps_stripe_frame(cursor, ethernet, header, &sender, member, config);
+	return nicps_stripe_frame(cursor, ethernet, header, &sender, member, channel,
+				  config);
 }
 
 /*

@@ -84,16 +84,17 @@ static __always_inline bool nicps_is_told(u32 clock, u32 count, u32 fragments)
 }
 
 /* A sum has been counted. */
-static __always_inline void nicps_tell_count(const struct nicps_config *config, u64 tag,
-					     u32 count, u32 fragments)
+static __always_inline void nicps_tell_count(u32 clock, u32 channel, u64 tag, u32 count,
+					     u32 fragments)
 {
 	struct nicps_bell bell = {
 		.tag = tag,
 		.count = count,
 		.fragments = fragments,
+		.channel = channel,
 	};
 
-	if (nicps_is_told(config->clock, count, fragments))
+	if (nicps_is_told(clock, count, fragments))
 		nicps_wake(&bell);
 }
 
@@ -132,7 +133,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	void *payload = nicps_take(cursor, NICPS_PAYLOAD_BYTES);
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	u32 bank = sender->round & 1;
-	struct nicps_window *window = nicps_window(sender->number);
+	struct nicps_window *window = nicps_window(0, sender->number);
 	struct nicps_progress *progress;
 	struct nicps_block *block;
 	struct nicps_slot *slot;
@@ -205,7 +206,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	nicps_count(NICPS_COUNT_ADDED);
 	count = nicps_leave(progress);
 	if (sum)
-		nicps_tell_count(config, tag, count, fragments);
+		nicps_tell_count(config->clock, 0, tag, count, fragments);
 	return count == fragments ? XDP_PASS : XDP_DROP;
 }
 

@@ -143,8 +143,8 @@ static __always_inline bool nicps_unanswered(u64 *asked, u32 number)
 }
 
 /*
- * Make the received frame into one of this sender's. The body and the lanes are
- * written already; `words` is its length, a constant. Returns the reason why it
+ * Make the received frame into one of this sender's, of the same channel. The
+ * body and the lanes are written already; `words` is its length, a constant. Returns the reason why it
  * cannot be sent, or NICPS_BELIEVED.
  */
 static __always_inline int nicps_make_own(struct ethhdr *ethernet,
@@ -162,7 +162,8 @@ static __always_inline int nicps_make_own(struct ethhdr *ethernet,
 	__builtin_memcpy(ethernet->h_dest, destination, ETH_ALEN);
 	__builtin_memcpy(ethernet->h_source, me->mac, ETH_ALEN);
 	header->type = type;
-	header->flags = bpf_htons(NICPS_FLAG_ANSWER);
+	header->flags &= bpf_htons(NICPS_CHANNEL_MASK);
+	header->flags |= bpf_htons(NICPS_FLAG_ANSWER);
 	header->sender = bpf_htons(number);
 	header->sequence = 0;
 	if (keyed) {

@@ -11,7 +11,7 @@
 #define NICPS_HOME_H
 
 #include "nicps_scale.h"
-#include "nicps_stripes.h"
+#include "nicps_striped.h"
 
 /* The home that a frame's index names. */
 struct nicps_spot {

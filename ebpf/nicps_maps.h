@@ -13,14 +13,19 @@ BPF_F_TABLE("array", u32, struct nicps_limit, limits, NICPS_OTHERS + 1, BPF_F_MM
 BPF_F_TABLE("array", u32, struct nicps_train, train, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_SENDERS,
+BPF_F_TABLE("array", u32, struct nicps_progress, progress, NICPS_BANKS *NICPS_COUNTS,
+	    BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_token_window, token_windows, NICPS_SENDERS,
 	    BPF_F_MMAPABLE);
 
-/*
- * The next fragment that this member sends, by bank and aggregator, as round <<
- * 32 | index of the fragment in that stripe.
- */
-BPF_F_TABLE("array", u32, u64, sent, NICPS_BANKS *NICPS_SENDERS, BPF_F_MMAPABLE);
+/* Of stripes, by channel; what is sent also by bank and aggregator. */
+BPF_F_TABLE("array", u32, struct nicps_channel, channels, NICPS_CHANNELS,
+	    BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_sent, sent,
+	    NICPS_CHANNELS *NICPS_BANKS *NICPS_SENDERS, BPF_F_MMAPABLE);
+
+_Static_assert(NICPS_COUNTS == NICPS_SENDERS + NICPS_CHANNELS - 1,
+	       "each channel above 0 has a row of counts behind those of the senders");
 
 /* A page, a hundred records. */
 BPF_RINGBUF_OUTPUT(doorbell, 1);
@@ -81,14 +86,33 @@ static __always_inline struct nicps_saved *nicps_saved(void)
 
 static __always_inline struct nicps_progress *nicps_progress(u32 bank, u32 sender)
 {
-	u32 key = bank * NICPS_SENDERS + sender;
+	u32 key = bank * NICPS_COUNTS + sender;
 
 	return progress.lookup(&key);
 }
 
-static __always_inline u64 *nicps_sent(u32 bank, u32 aggregator)
+/* Of the sums of a channel; by arithmetic, as a branch would be two ways for the verifier. */
+static __always_inline struct nicps_progress *nicps_sums_progress(u32 bank, u32 channel)
 {
-	u32 key = bank * NICPS_SENDERS + aggregator;
+	u32 above = -(u64)channel >> 32; /* all bits, or none */
+
+	return nicps_progress(bank, (NICPS_SENDERS - 1 + channel) & above);
+}
+
+static __always_inline struct nicps_token_window *nicps_token_window(u32 sender)
+{
+	return token_windows.lookup(&sender);
+}
+
+static __always_inline struct nicps_channel *nicps_channel(u32 number)
+{
+	return channels.lookup(&number);
+}
+
+static __always_inline struct nicps_sent *nicps_sent(u32 channel, u32 bank,
+						     u32 aggregator)
+{
+	u32 key = (channel * NICPS_BANKS + bank) * NICPS_SENDERS + aggregator;
 
 	return sent.lookup(&key);
 }

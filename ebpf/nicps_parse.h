@@ -114,6 +114,7 @@ struct nicps_sender {
 	u32 round;
 	u32 sequence;
 	u32 length;
+	u32 channel;
 	u16 flags;
 };
 
@@ -126,6 +127,7 @@ nicps_sender_of(const struct nicps_header *header)
 		.round = bpf_ntohl(header->round),
 		.sequence = bpf_ntohl(header->sequence),
 		.length = nicps_bounded(header->length),
+		.channel = nicps_bounded(header->flags) >> NICPS_CHANNEL_SHIFT,
 		.flags = bpf_ntohs(header->flags),
 	};
 

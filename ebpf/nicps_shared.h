@@ -14,6 +14,8 @@
 
 #define NICPS_BANKS 2 /* a round's bank is its parity */
 #define NICPS_SENDERS 65 /* member numbers from 1; 0 is a switch that adds */
+#define NICPS_CHANNELS 8 /* of stripes: most of a phase (docs/channels.md) */
+#define NICPS_COUNTS 72 /* in a bank: by sender, then by channel above 0 */
 #define NICPS_BLOCK_BYTES 11520 /* 1440 accumulators of 64 bits */
 #define NICPS_BLOCK_SLOTS 8 /* most fragments in a block: raw bytes */
 #define NICPS_SAVED_BYTES 1536 /* room for any frame */
@@ -81,12 +83,11 @@ struct nicps_config {
 	__u32 rank_next; /* the same for the rounds after it */
 	__u32 aggregators; /* their number in the open round; 0: it is not striped */
 	__u32 aggregators_next; /* the same for the rounds after it */
-	__u32 width; /* bits of a lane in the open round, if it is striped */
-	__u32 width_next; /* the same for the rounds after it */
-	__u32 room; /* fragments of a vector in a bank of sums, and of own lanes */
-	__u32 gather_blocks; /* accumulator blocks of my stripe in a bank */
+	__u32 channels; /* of the phase; frames of others are not taken */
+	__u32 width; /* bits of a lane in the open round, with servers */
+	__u32 room; /* fragments in a bank of sums, and of own lanes, of all channels */
+	__u32 gather_blocks; /* accumulator blocks of my stripes in a bank, of all channels */
 	__u32 clock; /* the agent is woken after so many sums, sooner near the end; 0: only by the last */
-	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 sums; /* fragments of the open round are sums that a switch has added */
 	__u32 sums_next; /* the same for the rounds after it */
 	__u32 settled; /* the last round of servers that was committed with a list */
@@ -95,6 +96,36 @@ struct nicps_config {
 	__u8 rest_behind[2]; /* by parity: how many rounds before it is; 0: none */
 	__u8 seal[6]; /* destination of frames that go up: the agent takes no others */
 	__u8 everybody[6]; /* destination of frames to all hosts */
+};
+
+/*
+ * The rounds of a channel of stripes, and its area in each bank of the maps.
+ * Written by the agent, through the mapped memory. The words of the same names
+ * in struct nicps_config are those of tokens, of fragments that are broadcast,
+ * and of servers.
+ */
+struct nicps_channel {
+	__u32 round_low; /* first and last round whose frames are taken */
+	__u32 round_high;
+	__u32 round; /* the open one */
+	__u32 first; /* of its fragments, among own lanes and sums */
+	__u32 room; /* their number */
+	__u32 first_block; /* of its blocks, among the places of my stripes */
+	__u32 blocks; /* their number */
+	__u32 width; /* bits of a lane in the open round */
+	__u32 width_next; /* the same for the rounds after it */
+	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
+	__u32 clock; /* as in struct nicps_config */
+};
+
+/*
+ * What this member sends next to an aggregator, as round << 32 | index of the
+ * fragment in that stripe. The agent makes the window smaller by `swallow`: so
+ * many sums of the stripe send no contribution.
+ */
+struct nicps_sent {
+	__u64 next;
+	__u64 swallow;
 };
 
 /* SipHash's key, two words in the processor's byte order; only the agent may read it. */
@@ -113,17 +144,26 @@ struct nicps_outgoing {
 };
 
 /*
- * Numbers of a sender's frames: the highest, the highest of a repeated token,
- * and that of its program's answers; and its questions that were answered, the
+ * Numbers of a sender's frames in a channel, tokens excepted: the highest, and
+ * that of its program's answers; and its questions that were answered, the
  * newest number and, below it, a bit for each of the 32 before. Its pulls, by
  * the way on which they left, have the numbers of their frames.
  */
 struct nicps_window {
 	__u64 highest;
-	__u64 repeat;
 	__u64 answers;
 	__u64 asked;
 	__u64 pulled[2];
+};
+
+/*
+ * The highest number of a sender's tokens, and that of a repeated one. Tokens
+ * leave before contributions that were numbered earlier, and must not close
+ * their window.
+ */
+struct nicps_token_window {
+	__u64 highest;
+	__u64 repeat;
 };
 
 /*
@@ -155,7 +195,8 @@ struct nicps_ring {
 	__u64 token_ns; /* the same of the last token */
 	__u64 bounced; /* position that the kernel forwarded last */
 	__u64 bounces;
-	__u64 announced[2]; /* by parity: tag of the round of stripes that began last */
+	/* By channel and parity: tag of the round of stripes that began last. */
+	__u64 announced[NICPS_BANKS * NICPS_CHANNELS];
 	__u64 version; /* of a server: round << 32 | pushes that are whole */
 	__u64 full; /* of a server: 1 and the index of a push fragment that takes no more steps */
 	__u64 refused_ns; /* CLOCK_MONOTONIC (coarse): the agent was last told of a refusal */
@@ -169,7 +210,8 @@ struct nicps_saved {
 };
 
 /*
- * Distinct fragments taken, by bank and sender; sender 0: a switch's sums. The
+ * Distinct fragments taken, by bank and sender; sender 0: a switch's sums, or
+ * those of channel 0. Behind the senders are the sums of other channels. The
  * tag is view << 32 | round: it only grows. The low 32 bits of `count` are
  * their number; above them is the number of processors that are about to count
  * one under this tag, and at the top a bit that is set while a processor opens
@@ -273,7 +315,8 @@ struct nicps_bell {
 	__u32 count;
 	__u32 fragments;
 	__u8 unit;
-	__u8 reserved[7];
+	__u8 channel;
+	__u8 reserved[6];
 };
 
 /* Of a Linux switch that adds. Written by its control process, through the mapped memory. */

@@ -12,7 +12,8 @@
 
 BPF_F_TABLE("array", u32, struct nicps_key, view_key, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_outgoing, outgoing, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_window, windows, NICPS_SENDERS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_window, windows, NICPS_CHANNELS *NICPS_SENDERS,
+	    BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_member, members, NICPS_SENDERS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, u64, counters, NICPS_COUNTERS, BPF_F_MMAPABLE);
 
@@ -30,9 +31,11 @@ static __always_inline struct nicps_outgoing *nicps_outgoing(void)
 	return outgoing.lookup(&key);
 }
 
-static __always_inline struct nicps_window *nicps_window(u32 sender)
+static __always_inline struct nicps_window *nicps_window(u32 channel, u32 sender)
 {
-	return windows.lookup(&sender);
+	u32 key = channel * NICPS_SENDERS + sender;
+
+	return windows.lookup(&key);
 }
 
 static __always_inline struct nicps_member *nicps_member(u32 number)

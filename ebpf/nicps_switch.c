@@ -362,7 +362,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	u64 tag = (u64)sender->view << 32 | sender->round;
 	struct nicps_contribution *body = nicps_take_contribution(cursor);
 	void *payload = nicps_take(cursor, NICPS_PAYLOAD_BYTES);
-	struct nicps_window *window = nicps_window(sender->number);
+	struct nicps_window *window = nicps_window(0, sender->number);
 	struct nicps_member *member = nicps_member(sender->number);
 	int reason;
 
@@ -376,6 +376,8 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	if (!member || !window || !(nicps_bit(sender->number) & config->live_members) ||
 	    !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
+	if (sender->channel) /* a switch has one */
+		return nicps_drop(NICPS_COUNT_MODE);
 	if (config->keyed) {
 		reason = nicps_doubt_striped(NICPS_CONTRIBUTION_WORDS, header, sender,
 					     window, cursor->end);

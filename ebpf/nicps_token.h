@@ -128,7 +128,7 @@ nicps_pass_on(struct xdp_md *ctx, struct nicps_cursor *cursor, struct ethhdr *et
 	      struct nicps_header *header, const struct nicps_sender *sender,
 	      const struct nicps_config *config)
 {
-	struct nicps_window *window = nicps_window(sender->number);
+	struct nicps_token_window *window = nicps_token_window(sender->number);
 	struct nicps_token *token = nicps_take_token(cursor);
 	struct nicps_saved *saved = nicps_saved();
 	struct nicps_ring *ring = nicps_ring();

@@ -152,6 +152,15 @@ def _text(data: bytes) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
+def _flags(frame: wire.Frame) -> list[str]:
+    """The header's flags by name; behind them the channel, unless it is 0, where the frame's type has one."""
+    flags = frame.header.flags
+    if frame.type not in wire.CHANNELLED or not wire.channel_of(flags):
+        return _names(wire.Flag, flags)
+    named = _names(wire.Flag, flags & ~wire.CHANNEL_MASK)
+    return [*named, f"CHANNEL {wire.channel_of(flags)}"]
+
+
 def _fields(value: Any, brief: bool = False) -> str:
     """`name=value ...`; with `brief`, only what differs from the default."""
     shown = [
@@ -174,7 +183,7 @@ def line(seen: Seen, start_s: float) -> str:
         f"view {header.view}  round {header.round}  sender {header.sender}",
     ]
     if header.flags:
-        parts.append("|".join(_names(wire.Flag, header.flags)))
+        parts.append("|".join(_flags(frame)))
     parts.append(_fields(frame.body))
     for group in frame.items:
         parts += [f"[{number} {_fields(item, True)}]" for number, item in enumerate(group, 1)]
@@ -190,7 +199,7 @@ def record(seen: Seen) -> dict[str, Any]:
         return out | {"malformed": seen.fault}
     frame = seen.frame
     header = {f.name: getattr(frame.header, f.name) for f in fields(frame.header)}
-    out |= header | {"type": frame.type.name, "flags": _names(wire.Flag, frame.header.flags)}
+    out |= header | {"type": frame.type.name, "flags": _flags(frame)}
     out[snake(type(frame.body))] = _plain(frame.body)
     for (cls, _), group in zip(wire.FORMATS[frame.type][1], frame.items, strict=True):
         out[snake(cls)] = [_plain(item) for item in group]

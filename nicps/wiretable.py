@@ -66,6 +66,8 @@ STRUCTS: tuple[type[Any], ...] = (
     wire.View,
     wire.ViewValue,
     wire.ViewMember,
+    wire.ViewChannel,
+    wire.Standing,
     wire.Vote,
     wire.Decision,
     wire.Ack,
@@ -114,6 +116,9 @@ def constants() -> tuple[Constant, ...]:
         Constant("PAYLOAD_BYTES", wire.PAYLOAD_BYTES, 16, "payload of a fragment"),
         Constant("BLOCK_LANES", wire.BLOCK_LANES, 16, "accumulators in a block of the map"),
         Constant("MAX_FRAME_BYTES", wire.MAX_FRAME_BYTES, 16, "longest frame, from version on"),
+        Constant("MAX_CHANNELS", wire.MAX_CHANNELS, 8, "channels of a phase"),
+        Constant("CHANNEL_MASK", wire.CHANNEL_MASK, 16, "bits of `flags`: the channel's number"),
+        Constant("CHANNEL_SHIFT", wire.CHANNEL_SHIFT, 8, "the lowest of these bits"),
         Constant("NAME_BYTES", wire.NAME_BYTES, 16, "host name in a member list"),
         Constant(
             "QUANTUM",

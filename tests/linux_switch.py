@@ -98,6 +98,8 @@ class SwitchModel:
             return Outcome(DROP, ("view" if self.enabled else "disabled",))
         if header.sender not in self.live or frame[6:12] != MACS[header.sender - 1]:
             return Outcome(DROP, ("stranger",))
+        if wire.channel_of(header.flags):
+            return Outcome(DROP, ("mode",))
         if reason := doubt(self.windows, self.key, ours, header):
             return Outcome(DROP, (reason,))
         values = wire.Layout.of(wire.Contribution).struct.unpack_from(ours, wire.HEADER_BYTES)

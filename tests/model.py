@@ -25,9 +25,9 @@ SLOTS_PER_BLOCK = 8
 #: How far a sender's numbers may fall behind the highest.
 REPLAY_WINDOW = 1024
 LAST_SEQUENCE = LAST_HOP = 2**32 - 1
-#: Of stripes, which are a room of their own (tests/stripes.py).
+#: Of stripes, which are a room of their own (tests/stripes_model.py).
 STRIPES = frozenset({FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING})
-#: Of parameter servers, likewise (tests/servers.py).
+#: Of parameter servers, likewise (tests/servers_model.py).
 SERVERS = frozenset({FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN})
 CONTROL = frozenset(FrameType) - STRIPES - SERVERS
 CONTROL -= {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
@@ -85,9 +85,10 @@ class Slot:
 
 @dataclass
 class Window:
-    """Numbers of a sender's frames: the highest believed, and the highest of a repeated token."""
+    """Numbers of a sender's frames: the highest believed of fragments, of tokens, and of repeated tokens."""
 
     highest: int = 0
+    token: int = 0
     repeat: int = 0
 
 
@@ -193,16 +194,21 @@ class XdpModel:
         if not self.config.keyed:
             return None
         window = self.windows.get(header.sender, Window())
-        if header.sequence + REPLAY_WINDOW <= window.highest:
+        token = header.type == FrameType.TOKEN
+        highest = window.token if token else window.highest
+        if header.sequence + REPLAY_WINDOW <= highest:
             return "replayed"
         if header.tag != tag_of(ours, header.length, self.key):
             return "forged"
         self.windows[header.sender] = window
-        if header.type == FrameType.TOKEN and header.flags & Flag.REPEAT:
+        if not token:
+            window.highest = max(highest, header.sequence)
+            return None
+        window.token = max(highest, header.sequence)
+        if header.flags & Flag.REPEAT:
             if header.sequence <= window.repeat:
                 return "replayed"
             window.repeat = header.sequence
-        window.highest = max(window.highest, header.sequence)
         return None
 
     def _token(self, frame: bytes, ours: bytes, header: wire.Header) -> Outcome:

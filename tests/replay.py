@@ -26,14 +26,15 @@ class State:
 
     progress: (bank, sender) -> (view, round, count); slots: (bank, fragment) -> (view, round,
     members seen); accumulators: int64 (2, blocks, 1440); ring: (generation, hop) seen, the same of
-    the last token bounced, and how many were; windows: sender -> (highest number, of a repeat).
+    the last token bounced, and how many were; windows: sender -> highest number of fragments, of tokens,
+    of repeats.
     """
 
     progress: dict[tuple[int, int], tuple[int, int, int]]
     slots: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]]
     accumulators: NDArray[np.int64]
     ring: tuple[tuple[int, int], tuple[int, int], int]
-    windows: dict[int, tuple[int, int]]
+    windows: dict[int, tuple[int, int, int]]
 
 
 class Target(Protocol):
@@ -91,7 +92,11 @@ class ModelTarget:
             {at: (*halves(s.tag), bits(s.seen)) for at, s in model.slots.items() if s.seen},
             model.accumulators,
             (halves(model.seen), halves(model.bounced), model.bounces),
-            {sender: (w.highest, w.repeat) for sender, w in model.windows.items() if w.highest},
+            {
+                sender: (w.highest, w.token, w.repeat)
+                for sender, w in model.windows.items()
+                if w.highest or w.token
+            },
         )
 
 
@@ -162,7 +167,7 @@ def expected_state(sequence: Mapping[str, Any]) -> State:
         },
         accumulators,
         (tuple(ring["seen"]), tuple(ring["bounced"]), ring["bounces"]),
-        {e["sender"]: (e["highest"], e["repeat"]) for e in end["windows"]},
+        {e["sender"]: (e["highest"], e["token"], e["repeat"]) for e in end["windows"]},
     )
 
 

@@ -23,11 +23,10 @@ from tests.stripes import (
     MACS,
     NATIVE,
     NETWORK,
-    Own,
-    StripesModel,
     shifted,
     signed,
 )
+from tests.stripes_model import Own, StripesModel
 
 VIEW, ROUND = 3, 4
 WIDTHS = (8, 16, 32)

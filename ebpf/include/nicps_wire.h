@@ -19,6 +19,9 @@
 #define NICPS_PAYLOAD_BYTES 1440           /* payload of a fragment */
 #define NICPS_BLOCK_LANES 1440             /* accumulators in a block of the map */
 #define NICPS_MAX_FRAME_BYTES 1500         /* longest frame, from version on */
+#define NICPS_MAX_CHANNELS 8               /* channels of a phase */
+#define NICPS_CHANNEL_MASK 57344           /* bits of `flags`: the channel's number */
+#define NICPS_CHANNEL_SHIFT 13             /* the lowest of these bits */
 #define NICPS_NAME_BYTES 14                /* host name in a member list */
 #define NICPS_QUANTUM 256                  /* fragments by which a member may be ahead of its sums, where a switch adds */
 #define NICPS_SWITCH 2673237782643         /* MAC address of a switch that adds */
@@ -63,7 +66,7 @@ enum nicps_type {
 	NICPS_TYPE_TAKEN = 23,        /* with servers: a part of a step is added, or why something is not done */
 };
 
-/* The header's `flags`. */
+/* The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`). */
 enum nicps_flag {
 	NICPS_FLAG_REPEAT = 1,        /* R16: sent before */
 	NICPS_FLAG_BOUNCED = 2,       /* handed on by the kernel */
@@ -160,7 +163,7 @@ enum nicps_script_stream {
 struct nicps_header {
 	__u8 version;    /* format version, 1 */
 	__u8 type;       /* frame type */
-	__be16 flags;    /* flag mask */
+	__be16 flags;    /* flag mask; bits 13 to 15 are the channel's number */
 	__be32 network;  /* hash of the network's name */
 	__be32 view;     /* number of the member list; 0 before any */
 	__be32 round;    /* round that the frame belongs to */
@@ -252,7 +255,8 @@ struct nicps_view {
 	__u8 values;      /* 1: the value follows; 0: none yet */
 	__u8 step;        /* 1 propose, 2 accept, 3 install, 4 ask */
 	__u8 ended;       /* install: 1 if its job has ended, 2 if it is done; 0 otherwise */
-	__be16 reserved2; /* 0 */
+	__u8 channels;    /* of the value: standings behind the list, of channels 1 and up */
+	__u8 reserved2;   /* 0 */
 	__be32 reserved3; /* 0 */
 };
 _Static_assert(sizeof(struct nicps_view) == 40, "struct nicps_view has a hole");
@@ -277,6 +281,24 @@ struct nicps_view_member {
 };
 _Static_assert(sizeof(struct nicps_view_member) == 20, "struct nicps_view_member has a hole");
 
+/* Where the job goes on in a channel above 0: its round that is open. `complete` is 0. */
+struct nicps_view_channel {
+	__u8 channel;      /* its number */
+	__u8 complete;     /* vote: 1: has all of its closed list */
+	__be16 round_high; /* the open round's number, its high 16 bits */
+	__be16 round_low;  /* the same, its low ones */
+};
+_Static_assert(sizeof(struct nicps_view_channel) == 6, "struct nicps_view_channel has a hole");
+
+/* Where a member stands in a channel above 0 (docs/channels.md). */
+struct nicps_standing {
+	__u8 channel;      /* its number */
+	__u8 complete;     /* vote: 1: has all of its closed list */
+	__be16 round_high; /* the open round's number, its high 16 bits */
+	__be16 round_low;  /* the same, its low ones */
+};
+_Static_assert(sizeof(struct nicps_standing) == 6, "struct nicps_standing has a hole");
+
 /* R18: a member promises, accepts or has installed; a promise carries what it has accepted before. */
 struct nicps_vote {
 	__be64 nonce;           /* fresh: the list that is installed must name it */
@@ -291,7 +313,9 @@ struct nicps_vote {
 	__u8 accepted_mac[6];   /* of that ballot's proposer */
 	__u8 members;           /* entries of the list accepted */
 	__u8 values;            /* 1: the value accepted follows */
-	__be32 reserved;        /* 0 */
+	__u8 channels;          /* of that value: standings behind its list */
+	__u8 standings;         /* standings at the end: of this member in channels 1 and up */
+	__be16 reserved;        /* 0 */
 };
 _Static_assert(sizeof(struct nicps_vote) == 48, "struct nicps_vote has a hole");
 

@@ -262,10 +262,11 @@ class Frames:
         if state.aggregators:
             self._served.open_round(state.round)
         orders = state.aggregators, state.aggregators_next
+        channel = maps.stripes.areas.words[0]
         if before is None or orders != (before.aggregators, before.aggregators_next):
-            write_settings(config, state, lambda: maps.stripes.set_ranks(*orders))
+            write_settings(config, channel, state, lambda: maps.stripes.set_ranks(*orders))
         else:
-            write_settings(config, state)
+            write_settings(config, channel, state)
 
     def enter_view(self, action: EnterView) -> None:
         """Let the program take tokens and fragments of another view, with that view's key."""
@@ -283,9 +284,10 @@ class Frames:
 
 
 def write_settings(
-    config: Any, state: KernelState, set_ranks: Callable[[], None] | None = None
+    config: Any, channel: Any, state: KernelState, set_ranks: Callable[[], None] | None = None
 ) -> None:
-    """Write the program's settings, one word after the other, while the program works.
+    """Write the program's settings, and the words of channel 0 of stripes, one word after the other, while the program
+    works.
 
     A fragment that comes between two words must not be added unless the old settings or the new ones allow it. So
     rounds are closed first and opened last. In between, a round's number comes after the words that name its
@@ -295,17 +297,18 @@ def write_settings(
         set_ranks: writes the ranks of the aggregators, if they change.
     """
     config["bounce"] = 0
-    config["round_low"] = state.round_low
+    config["round_low"] = channel["round_low"] = state.round_low
     barrier()
     config["sums_next"], config["sums"] = int(state.sums_next), int(state.sums)
-    config["width_next"], config["width"] = state.width_next, state.width
-    config["offered"], config["clock"] = state.offered, state.clock
+    config["width"] = channel["width"] = state.width
+    channel["width_next"], channel["offered"] = state.width_next, state.offered
+    config["clock"] = channel["clock"] = state.clock
     if set_ranks is not None:
         set_ranks()
     barrier()
-    config["round"] = state.round
+    config["round"] = channel["round"] = state.round
     barrier()
-    config["round_high"] = state.round_high
+    config["round_high"] = channel["round_high"] = state.round_high
     config["sent_seen"], config["own_sent"] = state.sent_seen, state.own_sent
     barrier()
     config["bounce"] = int(state.bounce)

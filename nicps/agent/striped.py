@@ -53,7 +53,8 @@ class StripeFrames:
         dtype = header_dtype(wire.Contribution)
         self._rows = np.zeros((most, dtype.itemsize), np.uint8)
         self._records = self._rows.view(dtype).reshape(most)
-        self._questions = 0  # numbers used so far: the kernel answers each one once
+        # By channel, the numbers used so far: the kernel answers each one once, and has a window for each channel.
+        self._questions = [0] * wire.MAX_CHANNELS
 
     def template(self, header: wire.Header, striped: Striped, fragments: int, width: int) -> U8:
         """The header that all frames of a contribution have, uint8 (56,)."""
@@ -85,8 +86,10 @@ class StripeFrames:
         records["index"] = np.arange(first, first + count, dtype=np.uint32)
         records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
         if striped.type is FrameType.ASK:
-            records["number"] = np.arange(self._questions + 1, self._questions + count + 1)
-            self._questions += count
+            channel = wire.channel_of(int(records["flags"][0]))
+            before = self._questions[channel]
+            records["number"] = np.arange(before + 1, before + count + 1)
+            self._questions[channel] += count
         else:
             # A copy: the training program can still write to its own records.
             x = records["exponent"]

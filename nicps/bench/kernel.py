@@ -19,7 +19,7 @@ import platform
 import statistics
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 
 from nicps import wire
-from nicps.bench import kernel_servers
+from nicps.bench import kernel_servers, kernel_stripes
 from nicps.bench.arguments import need_memory, whole
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import KEY_BYTES, Maps
@@ -50,8 +50,9 @@ a small map; cold: distinct fragments over the accumulators of --params paramete
 cache; first: the same, stored as the first of its slot; repeat: one fragment again and again (found to be a
 duplicate). With a key each fragment carries a tag that is checked first; sign: the sender's side of that, the program
 at the interface's egress. With --servers: a fragment of a step that a parameter server adds (push), and a fragment of
-parameters that it gives (pull), with the answer; cold: over --params parameters. The time of the test run's own loop is
-measured and subtracted."""
+parameters that it gives (pull), with the answer; cold: over --params parameters. With --stripes: a contribution that is
+added, one that makes the sum, a sum that is stored, and one that sends the next contribution (clock). The time of the
+test run's own loop is measured and subtracted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,17 @@ def measure_servers(params: int, passes: int) -> list[Row]:
     return rows
 
 
+def measure_stripes(params: int, passes: int) -> list[Row]:
+    """All rows of the exchange `stripes`, each warm and cold, of each width, without a key and with one.
+
+    Args:
+        params, passes: as `measure`.
+    """
+    rows: list[Row] = []
+    kernel_stripes.measure(params, passes, lambda *values: rows.append(_row(*values)))
+    return rows
+
+
 def _measure(bench: Kernel, key: bool, width: int, params: int, passes: int) -> list[Row]:
     per_block = wire.BLOCK_LANES // wire.lanes_per_fragment(width)
     bench.maps.allocate(_WARM_BLOCKS)
@@ -236,10 +248,16 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--passes", type=whole(1), default=7, help="measurements of each (%(default)s)"
     )
-    parser.add_argument(
+    apart = parser.add_mutually_exclusive_group()
+    apart.add_argument(
         "--servers",
         action="store_true",
         help="a parameter server's part in place of all that: a push and a pull, warm and cold",
+    )
+    apart.add_argument(
+        "--stripes",
+        action="store_true",
+        help="the exchange stripes in place of all that: contributions and sums, warm and cold",
     )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
@@ -248,20 +266,19 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     need_memory(args.params * _LANE_BYTES, f"--params {args.params:,}")
-    rows = (
-        measure_servers(args.params, args.passes)
-        if args.servers
-        else measure(args.params, args.passes)
-    )
+    measured: Callable[[int, int], list[Row]] = measure
+    if args.servers or args.stripes:
+        measured = measure_servers if args.servers else measure_stripes
+    rows = measured(args.params, args.passes)
     out = sys.stderr if args.json else sys.stdout
     print(
-        f"{'lane':<6}{'key':<5}{'case':<11}{'median':>10}{'least':>10}{'loop':>8}{'payload':>16}",
+        f"{'lane':<6}{'key':<5}{'case':<19}{'median':>10}{'least':>10}{'loop':>8}{'payload':>16}",
         file=out,
     )
     for row in rows:
         key = "yes" if row.key else "no"
         print(
-            f"{row.lane:<6}{key:<5}{row.case:<11}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
+            f"{row.lane:<6}{key:<5}{row.case:<19}{row.ns_median:>7.0f} ns{row.ns_min:>7.0f} ns{row.loop_ns:>5.0f} ns"
             f"{row.gbit_per_s:>9.1f} Gbit/s",
             file=out,
         )

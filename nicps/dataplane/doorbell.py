@@ -23,7 +23,7 @@ class Bell:
     """A message of the program (`struct nicps_bell`): a list if `count` is 0, otherwise how many sums are here.
 
     Attributes: `tag`, view << 32 | round. `members`, the list, bit number - 1. `fragments`, of the round.
-    `unit`, of the round, where `count` is 0.
+    `unit`, of the round, where `count` is 0. `channel`, of the round.
     """
 
     tag: int
@@ -31,6 +31,7 @@ class Bell:
     count: int
     fragments: int
     unit: int
+    channel: int = 0
 
 
 class Ring:
@@ -85,5 +86,5 @@ class Doorbell(Ring):
         bells = self.read()
         names = ("tag", "members", "count", "fragments")
         columns = [bells[name].tolist() for name in names]
-        units = bells["unit"].view(np.int8).tolist()
-        return [Bell(*values) for values in zip(*columns, units, strict=True)]
+        columns += [bells["unit"].view(np.int8).tolist(), bells["channel"].tolist()]
+        return [Bell(*values) for values in zip(*columns, strict=True)]

@@ -64,12 +64,12 @@ class Maps:
         self._members = self._view("members", shapes["member"])
         self._key = self._view("view_key", shapes["key"])
         self._outgoing = self._view("outgoing", shapes["outgoing"])
-        self._windows = self._view("windows", shapes["window"])
+        self._windows = self._view("windows", shapes["window"]).reshape(-1, self._senders)
+        self._token_windows = self._view("token_windows", shapes["token_window"])
         self._train = self._view("train", shapes["train"])
         self._counters = self._view("counters", np.dtype(np.uint64))
-        self._progress = self._view("progress", shapes["progress"]).reshape(
-            self._banks, self._senders
-        )
+        progress = self._view("progress", shapes["progress"])
+        self._progress = progress.reshape(self._banks, limits["COUNTS"])
         self.stripes = Stripes(fds, self._config, self._members, self._progress)
         self.servers: Servers | None = None
         self._slots_fd = -1
@@ -123,7 +123,7 @@ class Maps:
         """The same for the frames of a Linux switch that were taken in this view. The switch numbers its sums by
         itself.
         """
-        window = self._windows[0]
+        window = self._windows[0, 0]
         return int(max(window["highest"], window["answers"]))
 
     def set_key(self, key: bytes | None) -> None:
@@ -133,7 +133,8 @@ class Maps:
         """
         if key is not None and len(key) != KEY_BYTES:
             raise ValueError(f"a view's key has {KEY_BYTES} bytes, not {len(key)}")
-        self._windows[...] = np.zeros((), self._windows.dtype)
+        for windows in (self._windows, self._token_windows):
+            windows[...] = np.zeros((), windows.dtype)
         self._outgoing[...] = np.zeros((), self._outgoing.dtype)
         self._key["word"] = np.frombuffer(key or bytes(KEY_BYTES), "<u8")
         self.config["keyed"] = int(key is not None)
@@ -173,6 +174,7 @@ class Maps:
         config["live"], config["live_members"] = len(live), sum(1 << place for place in live)
         self.stripes.set_ranks((), ())
         self.stripes.forget_sent()
+        self.stripes.areas.close_rounds()
         config["round_low"], config["round_high"], config["bounce"] = 1, 0, 0
         self.ring["seen"] = self.ring["bounced"] = config["position"] = 0
         self.set_key(key)
@@ -231,11 +233,13 @@ class Maps:
         """`reserve` and `use`."""
         self.use(self.reserve(blocks))
 
-    def count(self, round_: int, view: int, sender: int) -> int:
-        """Distinct fragments taken of a sender's contribution to a round; sender 0: of all, or a switch's sums."""
-        progress = self._progress[round_ % self._banks]
+    def count(self, round_: int, view: int, sender: int, channel: int = 0) -> int:
+        """Distinct fragments taken of a sender's contribution to a round; sender 0: of all, or the sums that came."""
+        progress = self._progress[round_ % self._banks, : self._senders]
         if sender:
             progress = progress[sender : sender + 1]
+        elif channel:
+            progress = self._progress[round_ % self._banks, self._senders - 1 + channel :][:1]
         here = progress["tag"] == np.uint64(view << 32 | round_)
         barrier()  # a count is set back before its tag is written
         return int((progress["count"][here] & _DISTINCT).sum())
@@ -261,33 +265,37 @@ class Maps:
         later = round_ > self.config["round"]
         return bool(self.config["sums_next" if later else "sums"])
 
-    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+    def reached(
+        self, round_: int, view: int, first: int, end: int, channel: int = 0
+    ) -> tuple[int, int]:
         """`Stripes.reached`, also of sums that a switch makes."""
         if self._switched(round_):
             return inner.find_reach(self._taken(round_, view, 0, first, end), first)
-        return self.stripes.reached(round_, view, first, end)
+        return self.stripes.reached(round_, view, first, end, channel)
 
     def missing_sums(
-        self, round_: int, view: int, first: int, end: int, limit: int
+        self, round_: int, view: int, first: int, end: int, limit: int, channel: int = 0
     ) -> list[tuple[int, int]]:
         """`Stripes.missing_sums`, also of sums that a switch makes."""
         if self._switched(round_):
             return inner.find_gaps(self._taken(round_, view, 0, first, end), first, limit)
-        return self.stripes.missing_sums(round_, view, first, end, limit)
+        return self.stripes.missing_sums(round_, view, first, end, limit, channel)
 
-    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+    def converted(
+        self, round_: int, conversion: int, first: int, end: int, channel: int = 0
+    ) -> int:
         """`Stripes.converted`"""
-        return self.stripes.converted(round_, conversion, first, end)
+        return self.stripes.converted(round_, conversion, first, end, channel)
 
-    def next_to_send(self, round_: int, aggregator: int) -> int:
+    def next_to_send(self, round_: int, aggregator: int, channel: int = 0) -> int:
         """`Stripes.next_to_send`"""
-        return self.stripes.next_to_send(round_, aggregator)
+        return self.stripes.next_to_send(round_, aggregator, channel)
 
     def absent(
-        self, round_: int, view: int, first: int, count: int, members: int
+        self, round_: int, view: int, first: int, count: int, members: int, channel: int = 0
     ) -> dict[int, int]:
         """`Stripes.absent`"""
-        return self.stripes.absent(round_, view, first, count, members)
+        return self.stripes.absent(round_, view, first, count, members, channel)
 
     # ---- of parameter servers, in phases with them
 

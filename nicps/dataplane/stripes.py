@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps of the XDP program's room for stripes (docs/stripes.md), and the values read from them.
 
-A bank is that of a round: its parity. A fragment's tag is view << 32 | round.
+A bank is that of a round: its parity. A fragment's tag is view << 32 | round. Rounds are of a channel
+(docs/channels.md), 0 where none is named; fragments count from the channel's first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from nicps.barrier import barrier
 from nicps.dataplane import bpf, inner
+from nicps.dataplane.areas import Areas
 from nicps.dataplane.inner import Records, Wanted
 from nicps.layout import layout
 from nicps.wire import MAX_MEMBERS
@@ -25,9 +27,12 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StripesRoom:
-    """Own lanes and sums of vectors of `room` fragments, all zero, which the program does not use yet."""
+    """Own lanes and sums, all zero, which the program does not use yet.
 
-    room: int
+    Attributes: `rooms`, fragments of a bank, by channel.
+    """
+
+    rooms: tuple[int, ...]
     own_fd: int
     sums_fd: int
 
@@ -38,9 +43,12 @@ class StripesRoom:
 
 @dataclass(frozen=True, slots=True)
 class StripesPlaces:
-    """Places for an own stripe, `blocks` blocks a bank, all zero, which the program does not use yet."""
+    """Places for an own stripe, all zero, which the program does not use yet.
 
-    blocks: int
+    Attributes: `blocks`, blocks of a bank, by channel.
+    """
+
+    blocks: tuple[int, ...]
     gathers_fd: int
     blocks_fd: int
 
@@ -54,10 +62,11 @@ class Stripes:
 
     Args:
         fds: the loaded maps' descriptors by name; the caller keeps them open as long as this lives.
-        config, members, progress: views of these maps; `progress` by bank and sender.
+        config, members, progress: views of these maps; `progress` by bank, and in it by sender and channel.
 
-    Attributes: `room`, fragments of a bank of `own` and of `sums`; `places`, blocks of a bank of the own stripe, which
-    has `BLOCK_SLOTS` places for each; both are 0 as long as there are none. `own_fd`, `sums_fd`, `blocks_fd`,
+    Attributes: `areas`, each channel's part of a bank. `room`, fragments of a bank of `own` and of `sums`; `places`,
+    blocks of a bank of the own stripe, which has `BLOCK_SLOTS` places for each; both are of all channels, and 0 as long
+    as there are none. `own_fd`, `sums_fd`, `blocks_fd`,
     descriptors for the training program, -1 before there is one: it may write to the first only. `own` (2, room),
     `struct nicps_own`; `sums` (2, room), read-only, `struct nicps_stored`; `gathers` (2, 8 * places), read-only,
     `struct nicps_gather`.
@@ -69,42 +78,51 @@ class Stripes:
         self._fds, self._config, self._members, self._progress = fds, config, members, progress
         shapes, limits = layout().records, layout().limits
         self._banks, self._each = limits["BANKS"], limits["BLOCK_SLOTS"]
+        self.areas = Areas(fds, config)
         self._swapping = threading.Lock()  # the maps that the program uses
         self.own_fd = self.sums_fd = self.blocks_fd = self._gathers_fd = -1
         self.room = self.places = 0
         self.own: Records = np.zeros((self._banks, 0), shapes["own"])
         self.sums: Records = np.zeros((self._banks, 0), shapes["stored"])
         self.gathers: Records = np.zeros((self._banks, 0), shapes["gather"])
-        words = bpf.map_info(fds["sent"]).entries
-        sent = np.frombuffer(bpf.map_memory(fds["sent"]), np.uint64, words)
-        self._sent = sent.reshape(self._banks, words // self._banks)
+        entries = bpf.map_info(fds["sent"]).entries
+        sent = np.frombuffer(bpf.map_memory(fds["sent"]), shapes["sent"], entries)
+        self._sent: Records = sent.reshape(self.areas.most, self._banks, -1)
 
     # ---- the maps
 
-    def reserve(self, room: int) -> StripesRoom:
+    def reserve(self, *rooms: int) -> StripesRoom:
         """New own lanes and sums for `use`: that takes long, and may be done in another thread.
 
-        Raises:
-            EnvironmentProblem: there is not enough memory.
-        """
-        wanted = (
-            Wanted("nicps_own", "own_shape", self._banks * room),
-            Wanted("nicps_stored", "sums_shape", self._banks * room, frozen=True),
-        )
-        return StripesRoom(room, *inner.make(self._fds, wanted, "own lanes and sums"))
-
-    def reserve_places(self, blocks: int) -> StripesPlaces:
-        """New places of an own stripe for `use_places`, at least one block; may be done in another thread.
+        Args:
+            rooms: fragments of a vector, by channel.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
         """
-        blocks = max(blocks, 1)
+        entries = self._banks * sum(rooms)
         wanted = (
-            Wanted("nicps_gathers", "gathers_shape", self._banks * blocks * self._each),
-            Wanted("nicps_gathered", "blocks_shape", self._banks * blocks, frozen=True),
+            Wanted("nicps_own", "own_shape", entries),
+            Wanted("nicps_stored", "sums_shape", entries, frozen=True),
         )
-        return StripesPlaces(blocks, *inner.make(self._fds, wanted, "places for an own stripe"))
+        return StripesRoom(rooms, *inner.make(self._fds, wanted, "own lanes and sums"))
+
+    def reserve_places(self, *blocks: int) -> StripesPlaces:
+        """New places of an own stripe for `use_places`; may be done in another thread.
+
+        Args:
+            blocks: by channel, where 0 stands for 1.
+
+        Raises:
+            EnvironmentProblem: there is not enough memory.
+        """
+        by_channel = tuple(max(each, 1) for each in blocks)
+        entries = self._banks * sum(by_channel)
+        wanted = (
+            Wanted("nicps_gathers", "gathers_shape", entries * self._each),
+            Wanted("nicps_gathered", "blocks_shape", entries, frozen=True),
+        )
+        return StripesPlaces(by_channel, *inner.make(self._fds, wanted, "places for an own stripe"))
 
     def use(self, reserved: StripesRoom) -> None:
         """From now on the program takes lanes from these, and puts sums into these; both are empty.
@@ -115,12 +133,13 @@ class Stripes:
         shapes = layout().records
         with self._swapping, inner.disabled(self._config):
             inner.put(self._fds["own"], reserved.own_fd)
-            self._progress[:, 0] = np.zeros((), self._progress.dtype)
-            self._config["room"], self._config["gather_blocks"] = reserved.room, 0
+            self._forget_counts()
+            self.areas.set_rooms(reserved.rooms)
             inner.put(self._fds["sums"], reserved.sums_fd)
             self.forget_sent()
             _close(self.own_fd, self.sums_fd)
-            self.room, self.own_fd, self.sums_fd = reserved.room, reserved.own_fd, reserved.sums_fd
+            self.own_fd, self.sums_fd = reserved.own_fd, reserved.sums_fd
+            self.room = sum(reserved.rooms)
         self.own = inner.view(self.own_fd, shapes["own"], self._banks)
         self.sums = inner.view(self.sums_fd, shapes["stored"], self._banks, writable=False)
         self._forget_places()
@@ -132,11 +151,11 @@ class Stripes:
         """
         with self._swapping, inner.disabled(self._config):
             inner.put(self._fds["gathers"], reserved.gathers_fd)
-            self._config["gather_blocks"] = reserved.blocks
+            self.areas.set_blocks(reserved.blocks)
             inner.put(self._fds["gather_blocks"], reserved.blocks_fd)
             _close(self._gathers_fd, self.blocks_fd)
             self._gathers_fd, self.blocks_fd = reserved.gathers_fd, reserved.blocks_fd
-        self.places = reserved.blocks
+        self.places = sum(reserved.blocks)
         gather = layout().records["gather"]
         self.gathers = inner.view(self._gathers_fd, gather, self._banks, writable=False)
 
@@ -146,12 +165,12 @@ class Stripes:
         To be called while `config["enabled"]` is 0 and no frame is in the program, as after `Maps.enter_view`.
         Processes that have the places mapped keep their content: a round of the view before may still be committed.
         """
-        self._config["gather_blocks"] = 0
+        self.areas.set_blocks(())
         self._forget_places()
 
     def retire(self) -> None:
         """The job is over: the program takes no more frames of stripes into these maps, and `release` frees them."""
-        self._config["room"] = self._config["gather_blocks"] = 0
+        self.areas.set_rooms((0,))
         shapes = layout().records
         self.own = np.zeros((self._banks, 0), shapes["own"])
         self.sums = np.zeros((self._banks, 0), shapes["stored"])
@@ -170,6 +189,11 @@ class Stripes:
             for name in ("own", "sums", "gathers", "gather_blocks"):
                 inner.take_out(self._fds[name])
             self.close()
+
+    def _forget_counts(self) -> None:
+        """Of sums: the rows of senders, after that of channel 0, are of fragments that are broadcast."""
+        for rows in (slice(0, 1), slice(layout().limits["SENDERS"], None)):
+            self._progress[:, rows] = np.zeros((), self._progress.dtype)
 
     def _forget_places(self) -> None:
         self.places = 0
@@ -234,39 +258,59 @@ class Stripes:
 
     def forget_sent(self) -> None:
         """Mark nothing as sent: another view has other stripes, another program other lanes."""
-        self._sent[...] = 0
+        self._sent[...] = np.zeros((), self._sent.dtype)
 
-    def next_to_send(self, round_: int, aggregator: int) -> int:
+    def next_to_send(self, round_: int, aggregator: int, channel: int = 0) -> int:
         """The next fragment of that aggregator's stripe to send; 0: nothing has been sent to it in that round."""
-        of, index = divmod(int(self._sent[round_ % self._banks, aggregator]), 1 << 32)
+        next_ = int(self._sent["next"][channel, round_ % self._banks, aggregator])
+        of, index = divmod(next_, 1 << 32)
         return index if of == round_ else 0
 
-    def set_sent(self, round_: int, aggregator: int, index: int) -> None:
+    def set_sent(self, round_: int, aggregator: int, index: int, channel: int = 0) -> None:
         """The agent sends the fragments before `index` of that stripe. The program sends those that follow.
 
         The program raises the same word as sums come. If it does so at this moment, some fragments are sent twice. None
         is left out, because the side that raises the word sends the fragments that it has passed.
         """
-        if self.next_to_send(round_, aggregator) < index:
-            self._sent[round_ % self._banks, aggregator] = round_ << 32 | index
+        word = self._sent[channel, round_ % self._banks]
+        of, sent = divmod(int(word["next"][aggregator]), 1 << 32)
+        if of != round_:
+            word["swallow"][aggregator] = 0
+        elif sent >= index:
+            return
+        word["next"][aggregator] = round_ << 32 | index
+
+    def swallow(self, round_: int, aggregator: int, sums: int, channel: int = 0) -> None:
+        """Make the window of that stripe smaller: so many of the round's sums of it send no contribution; 0: every one
+        does again.
+        """
+        self._sent["swallow"][channel, round_ % self._banks, aggregator] = sums
+
+    def swallows(self, round_: int, aggregator: int, channel: int = 0) -> int:
+        """How many sums of that stripe still send no contribution."""
+        return int(self._sent["swallow"][channel, round_ % self._banks, aggregator])
 
     # ---- sums that have come
 
-    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+    def reached(
+        self, round_: int, view: int, first: int, end: int, channel: int = 0
+    ) -> tuple[int, int]:
         """How far the sums `first` to `end` (exclusive) have come.
 
         Returns the index of the first that is not here (`end` if all are), and one past the last that is (`first` if
         none is).
         """
-        return inner.find_reach(self._sums_here(round_, view, first, end), first)
+        return inner.find_reach(self._sums_here(round_, view, first, end, channel), first)
 
     def missing_sums(
-        self, round_: int, view: int, first: int, end: int, limit: int
+        self, round_: int, view: int, first: int, end: int, limit: int, channel: int = 0
     ) -> list[tuple[int, int]]:
         """At most `limit` ranges (index, count) of the sums `first` to `end` (exclusive) that are not here."""
-        return inner.find_gaps(self._sums_here(round_, view, first, end), first, limit)
+        return inner.find_gaps(self._sums_here(round_, view, first, end, channel), first, limit)
 
-    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+    def converted(
+        self, round_: int, conversion: int, first: int, end: int, channel: int = 0
+    ) -> int:
         """The number of consecutive records of `own`, from `first` to at most `end`, of that conversion (above 0).
 
         None count as long as the own stripe has no places: this host must not enter a list before it has them. If a
@@ -274,7 +318,8 @@ class Stripes:
         """
         if not self.places and not self._switch_adds(round_):
             return 0
-        found = self.own["conversion"][round_ % self._banks, first:end] == conversion
+        mine = self.areas[channel].fragments(first, end)
+        found = self.own["conversion"][round_ % self._banks, mine] == conversion
         barrier()  # the lanes are written before their conversion
         return int(np.argmin(np.append(found, False))) if conversion else 0
 
@@ -283,7 +328,7 @@ class Stripes:
         return bool(self._members["rank"][0, int(later)])
 
     def absent(
-        self, round_: int, view: int, first: int, count: int, members: int
+        self, round_: int, view: int, first: int, count: int, members: int, channel: int = 0
     ) -> dict[int, int]:
         """The number of contributions that this host's own stripe lacks of each member on the list, this host excepted.
 
@@ -295,7 +340,8 @@ class Stripes:
 
         Returns them by number, also if none is lacking.
         """
-        places = self.gathers[round_ % self._banks, :count]
+        mine = self.areas[channel].places(count, self._each)
+        places = self.gathers[round_ % self._banks, mine]
         tagged = places["tag"] == _tag(view, round_)
         barrier()  # the first seen-bit is written before the tag
         seen = np.where(tagged, places["seen"], np.uint64(0)).astype("<u8")
@@ -305,9 +351,10 @@ class Stripes:
         listed.discard(int(self._config["number"][0]))
         return {number: lacking[number - 1] for number in sorted(listed)}
 
-    def _sums_here(self, round_: int, view: int, first: int, end: int) -> Flags:
+    def _sums_here(self, round_: int, view: int, first: int, end: int, channel: int) -> Flags:
         """Whether each of these sums is here; sums without room are not."""
-        tags = self.sums["tag"][round_ % self._banks, first:end]
+        mine = self.areas[channel].fragments(first, end)
+        tags = self.sums["tag"][round_ % self._banks, mine]
         here = np.zeros(end - first, np.bool_)
         here[: len(tags)] = tags == _tag(view, round_)
         barrier()  # lanes, exponent and rest are written before the tag

@@ -8,13 +8,17 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     kernel.py        the XDP program as the machines know it
     offers.py        broadcast offers, which tell a round's list without the token
     phase.py         what a decision starts; waiting times
+    plan.py          the rounds of a training step on each channel
     serving.py       which members are parameter servers, of which part
     view.py          the member list in force, and what follows it
     token.py         the token, as its holder works on it
     progress.py      fragments that are sent again and never arrive (R16)
+    fault_finder.py  what comes of reports of that
     exchange/        how the contributions of a round become one sum (R10, R11)
     digests.py       whether all hold the same weights (R19)
-    control.py       the open round at one member: list, close, mark, commit (R11 to R13)
+    open_round.py    the open round at one member: list, close, mark, commit (R11 to R13)
+    announcer.py     its offers and marks, where they are broadcast
+    control.py       the open round, with the token
     carried.py       what a member offers, and takes along from view to view
     goes_on.py       with servers: GO, before which nobody pushes or offers
     served.py        with servers: what a worker does between two rounds
@@ -37,6 +41,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     switch_link.py   a Linux switch that adds: what is known of it, what it is granted
     admission.py     calls and answers (R2, R19, R20)
     inbox.py         which part a frame is for
+    parts.py         the parts of a node, and what others ask of them
     node.py          all of this behind one set of events
 """
 

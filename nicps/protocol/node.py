@@ -8,7 +8,7 @@ another in one direction; what they report to the part above is among the steps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nicps import wire
 from nicps.errors import WireError
@@ -19,31 +19,18 @@ from nicps.protocol.actions import (
     Failed,
     Installed,
     Joiner,
-    NoProgress,
-    NotAdded,
     PhaseAgreed,
     Prepare,
     Ready,
     Send,
     SendFragments,
 )
-from nicps.protocol.admission import Admission
-from nicps.protocol.bystander import Bystander
 from nicps.protocol.carried import Offer
-from nicps.protocol.deciding import Decisions
-from nicps.protocol.departure import Departure
 from nicps.protocol.exchange.steps import Source
-from nicps.protocol.formation import Formation, Group
-from nicps.protocol.inbox import Inbox
-from nicps.protocol.kernel import KernelState, Receiver
-from nicps.protocol.lead import LeadWatch
-from nicps.protocol.local_host import LocalHost, NodeState
-from nicps.protocol.membership import Membership
-from nicps.protocol.phase import ROUND_KINDS, AdaptiveTimeout, Member, Phase, Timings
-from nicps.protocol.progress import Standstill
-from nicps.protocol.readmission import Readmission
-from nicps.protocol.ring import Ring
-from nicps.protocol.rings import Rings
+from nicps.protocol.formation import Group
+from nicps.protocol.local_host import NodeState
+from nicps.protocol.parts import NodeParts
+from nicps.protocol.phase import ROUND_KINDS, Phase
 from nicps.protocol.served_ring import ServedRing
 from nicps.protocol.signals import (
     AskForLaterView,
@@ -55,180 +42,12 @@ from nicps.protocol.signals import (
     Silent,
     Steps,
 )
-from nicps.protocol.switch_link import SwitchLink
 from nicps.protocol.token import MOST_HOPS
-from nicps.protocol.view import View, numbered, safe_name
+from nicps.protocol.view import numbered
 
 
-class Node:
-    """One member (docs/protocol.md).
-
-    Args:
-        receiver: what has arrived (the kernel's maps).
-        nonce: fresh random 64-bit numbers, never 0.
-        stage: how much this host has of a job, by the job's name (R20); None if it wants no part in it.
-        believes_switch: the user has said that a Linux switch that adds is believed.
-
-    Attributes: `membership`, this host's part in views; `rings`, that of the phase in force and of the one to come;
-    `switch`, what is known of a Linux switch that adds.
-    """
-
-    def __init__(
-        self,
-        mac: bytes,
-        name: str,
-        network: str,
-        receiver: Receiver,
-        nonce: Callable[[], int],
-        timings: Timings | None = None,
-        stage: Callable[[str], wire.Stage | None] = lambda job: wire.Stage.NOTHING,
-        *,
-        believes_switch: bool = False,
-    ) -> None:
-        self.network = wire.network_id(network)
-        self.timings = timings = timings or Timings()
-        self.timeout = AdaptiveTimeout(timings)
-        self._sequence = 0
-        self._host = host = LocalHost(mac, safe_name(name, mac))
-        self._formation = Formation(mac, host.name, timings)
-        self._lead = LeadWatch(host, timings, self.timeout)
-        self._readmission = Readmission(host, timings, nonce)
-        self._bystander = Bystander(host, timings)
-        self.rings = Rings(host, receiver, timings, self.timeout)
-        self._decisions = Decisions(host, self.rings, timings, self.timeout)
-        self._departure = Departure(host, self.rings, timings)
-        self.membership = Membership(
-            host,
-            self.rings,
-            self._decisions,
-            self._departure,
-            self._readmission,
-            self._lead,
-            self._formation,
-            timings,
-            self.timeout,
-            nonce,
-        )
-        self._admission = Admission(
-            host,
-            self.membership,
-            self._formation,
-            self._readmission,
-            self._departure,
-            self._lead,
-            timings,
-            stage,
-            self._bystander,
-        )
-        self._standstill = Standstill(host, timings)
-        self.switch = SwitchLink(host, believes=believes_switch)
-        self._inbox = Inbox(
-            host,
-            self._admission,
-            self.membership,
-            self._decisions,
-            self.rings,
-            self._lead,
-            self.switch,
-        )
-
-    # ---- what others ask
-
-    @property
-    def mac(self) -> bytes:
-        """This host's address."""
-        return self._host.mac
-
-    @property
-    def name(self) -> str:
-        """As it is in the list."""
-        return self._host.name
-
-    @property
-    def state(self) -> NodeState:
-        """What `nicps status` says of this host."""
-        return self._host.state
-
-    @property
-    def view(self) -> View:
-        """The view in force, or the last one."""
-        return self._host.view
-
-    @property
-    def number(self) -> int:
-        """This member's."""
-        return self._host.number
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The list; who has left is still in it."""
-        return self._host.view.members
-
-    @property
-    def learners(self) -> frozenset[int]:
-        """Members that came back and have not been counted since."""
-        return self.membership.learners
-
-    @property
-    def phase(self) -> Phase | None:
-        """In force, or being prepared."""
-        return self._decisions.phase
-
-    @property
-    def phase_in_force(self) -> Phase | None:
-        """In force: its first token has been seen."""
-        return self.rings.current.phase if self.rings.current is not None else None
-
-    @property
-    def ring(self) -> Ring | None:
-        """That of the phase in force."""
-        return self.rings.current
-
-    @property
-    def open_round(self) -> int:
-        """The round that is open here; 0 before any."""
-        return self.rings.open_round
-
-    @property
-    def leads(self) -> bool:
-        """This host acts as node 1 (R22)."""
-        return self._host.leads
-
-    @property
-    def ended(self) -> bool:
-        """This host stands by because the job has ended."""
-        return self._host.ended
-
-    @property
-    def leaving(self) -> bool:
-        """This host has said that it departs; the others have not agreed on it yet."""
-        return self._departure.leaving
-
-    @property
-    def changing(self) -> bool:
-        """The view is about to end: nothing may be completed or committed in it."""
-        return self.membership.changing
-
-    @property
-    def asks(self) -> bool:
-        """This host was evicted, and asks whoever may know what has become of the job."""
-        return self._admission.asks
-
-    @property
-    def busy(self) -> bool:
-        """This host is about to start a network of its own: it answers no calls."""
-        return self.membership.busy
-
-    @busy.setter
-    def busy(self, busy: bool) -> None:
-        self.membership.busy = busy
-
-    @property
-    def kernel(self) -> KernelState | None:
-        """What the XDP program must know, or None while it is to take nothing."""
-        if self.membership.view_change is None or self.membership.changing:
-            return None
-        return self.rings.kernel
+class Node(NodeParts):
+    """One member (docs/protocol.md): its events. `NodeParts` has what it is made with, and what others ask."""
 
     def header(self, flags: int, round_: int) -> wire.Header:
         """The next header of a frame that this member makes outside the node."""
@@ -397,7 +216,7 @@ class Node:
         return self._take(now, [])
 
     def go_on(self, now: float, *, saves: bool = False) -> list[Action]:
-        """The lead has decided to train on after the last round (`Control.go_on`)."""
+        """The lead has decided to train on after the last round (`OpenRound.go_on`)."""
         decided = self.ring is not None and self._may_decide
         return self._take(now, self.ring.go_on(now, saves=saves) if self.ring and decided else [])
 
@@ -521,7 +340,7 @@ class Node:
         for action in actions:
             if isinstance(action, Committed):
                 self._readmission.note_counted(action)
-                self._standstill.note_counted(action)
+                self._faults.note_counted(action)
             entered |= isinstance(action, Installed)
         return actions + (self._carry_out(now, self.switch.enter_view(now)) if entered else [])
 
@@ -545,7 +364,7 @@ class Node:
             elif isinstance(step, Formed):
                 actions += self._carry_out(now, self.membership.form(now, step))
             elif isinstance(step, Lacking):
-                actions += self._carry_out(now, self._hear_lacking(now, step))
+                actions += self._carry_out(now, self._faults.hear(now, step))
             elif isinstance(step, Renew):
                 actions += self._carry_out(now, self.membership.renew(now))
             elif isinstance(step, Send):
@@ -555,34 +374,6 @@ class Node:
             elif not isinstance(step, Freeze | Chosen):  # which the membership has carried out
                 actions.append(step)
         return actions
-
-    def _hear_lacking(self, now: float, lacking: Lacking) -> Steps:
-        """R16: what a member lacks of members; or of a switch, which is number 0. Nobody is evicted for that."""
-        if 0 in lacking.lacks:
-            self._standstill.excuse(lacking.round)
-            return self._give_up(lacking.round)
-        phase = self.phase_in_force
-        return self._find_fault(now, self._standstill.hear(now, lacking, self.learners, phase))
-
-    def _give_up(self, round_: int) -> Steps:
-        """The lead is told that the exchange makes no sums, unless it has marked the round: others may commit it."""
-        ring = self.rings.current
-        if ring is None or ring.complete or not self._host.leads:
-            return []
-        return [NotAdded(round_, ring.phase.exchange)]
-
-    def _find_fault(self, now: float, found: list[NoProgress]) -> Steps:
-        """R16: of the full members that stay, the lowest proposes to go on without the one at fault.
-
-        If it may be the network, the lead is told instead.
-        """
-        evicted = frozenset(one.evicted for one in found if one.evicted)
-        phase = self.phase_in_force
-        if evicted and phase is not None and self._standstill.blames_network(phase):
-            told = [one for one in found if not one.evicted]
-            return [*told, *self._give_up(found[-1].round)]
-        lowest = min(self.view.live - self.learners - evicted, default=0)
-        return [*found, *(self.membership.evict(now, evicted) if lowest == self.number else [])]
 
 
 __all__ = ["Node", "NodeState", "WireError"]

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 from nicps import wire
 from nicps.errors import WireError
 from nicps.exchange import Exchange
+from nicps.protocol import plan
+from nicps.protocol.plan import ChannelPlan
 from nicps.protocol.serving import Serving
 
 #: The committed round whose remainders a Linux switch adds next: its view and number; zeros: none.
@@ -119,6 +121,8 @@ class Phase:
     the lead knew it. `feedback`: what rounding leaves over goes into later rounds. `sized`: every round has a size of
     its own, at most `fragments`, which its offers name in `samples` (`wire.size_of`), and its list has all members that
     have a share. `serving`: which members are servers, where there are any; those that have a share are workers.
+    `channels`: the plan of each channel, where the phase has several, or several rounds a step; `fragments` and
+    `last_fragments` are the room of channel 0 then.
     """
 
     number: int
@@ -138,6 +142,7 @@ class Phase:
     feedback: bool = True
     sized: bool = False
     serving: Serving | None = None
+    channels: tuple[ChannelPlan, ...] = ()
 
     @property
     def ending(self) -> wire.Ending:
@@ -157,11 +162,40 @@ class Phase:
             unit=unit,
         )
 
-    def fragments_in(self, round_: int) -> int:
-        """Fragments of one contribution in that round."""
+    def fragments_in(self, round_: int, channel: int = 0) -> int:
+        """Fragments of one contribution in that round of that channel; at most, if rounds have sizes of their own."""
+        if self.channels:
+            of = self.channels[channel]
+            return of.rounds[self.place_of(round_, channel)] if of.rounds else of.room
         if self.rounds and round_ >= self.last_round:
             return self.last_fragments
         return self.fragments
+
+    @property
+    def channel_count(self) -> int:
+        """How many channels it has."""
+        return len(self.channels) or 1
+
+    @property
+    def planned(self) -> bool:
+        """A step has a fixed list of rounds, and binds the channels together."""
+        return bool(self.channels) and not self.sized
+
+    def rounds_per_step(self, channel: int = 0) -> int:
+        """Rounds of that channel in a step; 1 where no step binds the channels together."""
+        return self.channels[channel].rounds_per_step if self.channels else 1
+
+    def step_of(self, round_: int, channel: int = 0) -> int:
+        """The step of that round of that channel: steps count from 0 within the phase."""
+        return (round_ - self.first_round) // self.rounds_per_step(channel)
+
+    def place_of(self, round_: int, channel: int = 0) -> int:
+        """Which round of its channel that one is in its step, from 0."""
+        return (round_ - self.first_round) % self.rounds_per_step(channel)
+
+    def first_of(self, step: int, channel: int = 0) -> int:
+        """The first round of that step in that channel."""
+        return self.first_round + step * self.rounds_per_step(channel)
 
     @property
     def last_round(self) -> int:
@@ -205,6 +239,8 @@ class Phase:
             values["sized"] = True
         if self.serving is not None:
             values["serving"] = self.serving.to_json()
+        if self.channels:
+            values["channels"] = [channel.to_json() for channel in self.channels]
         return json.dumps(
             values
             | {
@@ -238,6 +274,7 @@ class Phase:
             view, round_ = rest = tuple(values.pop("rest", NO_REST))
             flags = feedback, sized = values.pop("feedback", True), values.pop("sized", False)
             serving = Serving.from_json(values.pop("serving")) if "serving" in values else None
+            channels = tuple(map(ChannelPlan.from_json, values.pop("channels", ())))
             kind = wire.PhaseKind(decision.phase)
             numbers = [*values.values(), *shares, view, round_]
             whole = all(type(number) is int for number in numbers)
@@ -255,6 +292,7 @@ class Phase:
                 feedback=feedback,
                 sized=sized,
                 serving=serving,
+                channels=channels,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -277,6 +315,8 @@ class Phase:
                 f"decision {self.number}: {self.serving} does not fit {members} members"
             )
         limit = 1 << 26  # fragments: 96 GB of raw bytes
+        if self.channels:
+            self._check_channels(wire.MOST_SIZED if self.sized else limit)
         sizes = (self.fragments, self.last_fragments)
         numbers = (self.first_round, self.rounds, self.quorum, *self.shares, *self.rest)
         if len(self.shares) != members or self.width not in wire.MAX_SHIFT:
@@ -294,6 +334,21 @@ class Phase:
             raise WireError(f"decision {self.number}: rounds cannot have sizes of their own in it")
         if not self.fragments or not self.last_fragments or not self.first_round:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
+
+    def _check_channels(self, limit: int) -> None:
+        """Raises:
+        WireError: naming what is wrong with the channels.
+        """
+        name, room = f"decision {self.number}", self.channels[0].room
+        exchange = self.exchange
+        if not exchange.broadcasts_marks or exchange.central or exchange.served:
+            raise WireError(f"{name}: the exchange {exchange.name} has one channel")
+        if self.kind is not wire.PhaseKind.TRAIN or self.rounds:
+            raise WireError(f"{name}: only training until the next decision has channels")
+        if not plan.fits(self.channels, limit, sized=self.sized):
+            raise WireError(f"{name}: the channels {self.channels} cannot be meant")
+        if (self.fragments, self.last_fragments) != (room, room):
+            raise WireError(f"{name}: {self.fragments} fragments are not the room of channel 0")
 
 
 def equal_shares(batch: int, members: int, counted: Collection[int]) -> tuple[int, ...]:

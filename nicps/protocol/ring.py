@@ -13,6 +13,7 @@ import math
 
 from nicps import wire
 from nicps.protocol.actions import Action, Send
+from nicps.protocol.announcer import Announcer
 from nicps.protocol.carried import Carried, Offer
 from nicps.protocol.control import Control
 from nicps.protocol.exchange import exchanger_of
@@ -28,11 +29,9 @@ from nicps.protocol.view import View
 class Ring:
     """One member's part in the ring of one phase: taking the token, forwarding it, waiting for it, retransmitting it.
 
-    Args:
-        carried: from the view before, where the phase goes on.
+    `carried` is from the view before, where the phase goes on.
 
-    Attributes: `holding`, this member has the token; `parked`, its holder keeps it; `turns`, times that this member got
-    it.
+    Attributes: `holding`, this member has the token; `parked`, its holder keeps it; `turns`, how often it got it.
     """
 
     def __init__(
@@ -53,17 +52,16 @@ class Ring:
         exchange = exchanger_of(phase, view, number, receiver, timings, now)
         carried = carried or Carried.at_the_start(phase)
         self._control = Control(phase, view, number, exchange, carried)
-        self._exchange = exchange
-        self._view = view
+        self._exchange, self._view = exchange, view
         self._others = len(view.live) > 1
         self._timings = timings
         self._key = (phase.generation, 0)  # newest token that this machine has handled or sent
         self._seen = self._key  # newest that the kernel has seen
         self._retransmission = Retransmission(timings)
         self._want = Want(timings)
-        self._marks = MarkTimer(timings)
-        token_waits = exchange.kind.token_waits
-        self._detector = FailureDetector(timings, timeout, now, token_waits=token_waits)
+        self._announcer = Announcer(self._control, view, MarkTimer(timings))
+        waits = exchange.kind.token_waits
+        self._detector = FailureDetector(timings, timeout, now, token_waits=waits)
 
     # ---- what others ask
 
@@ -112,12 +110,6 @@ class Ring:
         """What the XDP program must know now."""
         return self._control.kernel(self.holding)
 
-    @property
-    def _owner(self) -> int:
-        """Who has the token, or will make it."""
-        token = self._control.token
-        return token.owner if token is not None else self._view.lead
-
     # ---- from view to view
 
     def freeze(self) -> None:
@@ -141,12 +133,11 @@ class Ring:
     def create(self, now: float) -> Steps:
         """R9: the lead makes the token, once everybody has acknowledged the phase or the view."""
         token = self._control.create()
-        steps: Steps = []
-        if self._others:  # whose it is, before anything is sent under it: switches follow the token
-            token.hop += 1
-            self._key = token.key
-            steps.append(self._send(token, 0))
-        return steps + self._hold(now)
+        if not self._others:
+            return self._hold(now)
+        token.hop += 1  # whose it is, before anything is sent under it: switches follow the token
+        self._key = token.key
+        return [self._send(token, 0), *self._hold(now)]
 
     def offer(self, now: float, offer: Offer) -> Steps:
         """A contribution is ready."""
@@ -171,7 +162,7 @@ class Ring:
             self._detector.note_forwarded(now)
 
     def go_on(self, now: float, *, saves: bool) -> Steps:
-        """The lead has decided that training goes on (`Control.go_on`)."""
+        """The lead has decided that training goes on (`OpenRound.go_on`)."""
         self._control.go_on(saves=saves)
         return self._settle(now) + self._act_or_want(now)
 
@@ -269,7 +260,8 @@ class Ring:
             # The holder lives, though it has nothing to forward yet. A member that wants the token has not got it.
             self._detector.hear_beacon(now)
         if frame.header.flags & (wire.Flag.COMPLETE | wire.Flag.OFFERED):
-            return self._on_announcement(now, frame)
+            heard = self._announcer.hear(now, frame)
+            return heard if round_ < self.round else heard + self._settle(now)
         steps: Steps = []
         if round_ == self.round:
             steps += self._control.hear_ready(sender, want)
@@ -284,61 +276,17 @@ class Ring:
             return steps + self._forward_to(now, sender)
         return steps + self._act_or_want(now)
 
-    def _on_announcement(self, now: float, frame: wire.Frame) -> Steps:
-        """A member offers to the open round or the next one, or has all of a round that it cannot commit yet."""
-        control, want, sender = self._control, frame.body, frame.header.sender
-        round_, flags = frame.header.round, frame.header.flags
-        assert isinstance(want, wire.Want)
-        steps: Steps = [*control.hear_read(sender, want)]
-        if round_ < self.round:  # the phase before may have dropped the round that was open in it
-            answers = self.phase.first_round <= round_ == self.round - 1
-            answers = answers and self._marks.may_answer(now)
-            return steps + (self._announce(now, round_) if answers else [])
-        if flags & wire.Flag.OFFERED:
-            control.offers.hear(round_, sender, want.ready, want.unit)
-        if flags & wire.Flag.COMPLETE and round_ == self.round:
-            saves = bool(flags & wire.Flag.SAVES)
-            control.hear_mark(sender, wire.Mark.COMPLETE | wire.Mark.SAVES * saves)
-        return steps + self._settle(now)
-
     def _settle(self, now: float) -> Steps:
-        """Broadcast this member's offer, and its mark once it has all of the round.
-
-        Close the list with the offers of all, and commit the round with the marks of all.
-        """
-        control = self._control
+        """Offer, mark, close and commit without the token. Who has it in hand commits by it."""
         if not self._exchange.kind.broadcasts_marks:
             return []
-        steps: Steps = []
-        if control.broadcast_offer() and self._others:
-            self._marks.reset_interval()
-            steps += self._announce(now, self.round)
-        steps += control.close_offered(now)
-        if control.mark() and self._others:
-            self._marks.reset_interval()
-            steps += self._announce(now, self.round)
-        if not control.all_marked:
-            return steps
-        if self.holding and not self.parked:
-            return steps
-        return [*steps, *control.commit_marked()]
-
-    def _announce(self, now: float, round_: int) -> Steps:
-        """This member's offer and mark; of the round before, that it has all of it."""
-        self._marks.said(now)
-        flags, want = int(wire.Flag.COMPLETE), self._control.want(0)
-        if round_ == self.round:
-            flags, want = self._control.announcement()
-        if flags & wire.Flag.COMPLETE:
-            flags |= wire.Flag.SAVES * self._control.saves(round_)
-        frame = wire.Frame(self._view.header(self.number, round_, flags), want, ((),))
-        return [Send(frame), *self._control.hear_read(self.number, want)]
+        return self._announcer.settle(now, commits=not self.holding or self.parked)
 
     # ---- time
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        due = min(self._want.at, self._exchange.deadline(), self._mark_due())
+        due = min(self._want.at, self._exchange.deadline(), self._announcer.due)
         if self._exchange.delays_token:
             return min(due, self._detector.beacon_due()) if self._others else due
         if self._retransmission.token is not None:
@@ -350,11 +298,8 @@ class Ring:
         steps: Steps = []
         if now >= self._exchange.deadline():
             steps += self.advance(now)
-        if now >= self._mark_due():
-            self._marks.back_off()
-            self._control.offers.unheard = True
-            steps += self._announce(now, self.round)
-            steps += self._act_or_want(now)
+        if now >= self._announcer.due:
+            steps += [*self._announcer.repeat(now), *self._act_or_want(now)]
         last, delayed = self._retransmission, self._exchange.delays_token
         if last.token is not None and not delayed:
             if not last.is_newest(self._seen):
@@ -371,13 +316,8 @@ class Ring:
         if now >= self._silent_at():
             self._detector.reported = True
             self.freeze()  # the next view is proposed
-            steps.append(Silent(self._owner))
+            steps.append(Silent(self._control.owner))
         return steps + self._want_it(now)
-
-    def _mark_due(self) -> float:
-        """When this member repeats its offer or its mark of a round that it cannot commit yet."""
-        said = self.complete or self._control.has_offered
-        return self._marks.due if said and self._others and not self.frozen else math.inf
 
     def _want_it(self, now: float) -> Steps:
         """Ask for the token, if it is time to."""
@@ -404,7 +344,7 @@ class Ring:
 
         It broadcasts, forwards the token, or announces that it parks.
         """
-        detector, owner, number = self._detector, self._owner, self.number
+        detector, owner, number = self._detector, self._control.owner, self.number
         if self.holding or owner == number or detector.reported or self._exchange.delays_token:
             return math.inf
         return detector.silent_at(self._view.rank_after(owner, number))
@@ -428,9 +368,8 @@ class Ring:
                 return steps + self._forward_to(now, self._view.next_after(self.number))
         token.idle = min(token.idle + 1, len(self._view.live))
         parks = token.idle >= len(self._view.live)
-        return steps + self._forward_to(
-            now, self.number if parks else self._view.next_after(self.number)
-        )
+        to = self.number if parks else self._view.next_after(self.number)
+        return steps + self._forward_to(now, to)
 
     def _report_lacks(self, now: float, token: TokenState) -> Steps:
         """Tell all what this member does not get, however often it is sent again (R16)."""
@@ -507,4 +446,4 @@ class Ring:
         return Send(token.frame(self._view.header(self.number, token.round, flags)))
 
 
-__all__ = ["Carried", "KernelState", "Offer", "Ring"]
+__all__ = ["Offer", "Ring"]

@@ -111,7 +111,7 @@ class Successor:
         Raises:
             WireError: the value cannot be meant.
         """
-        values, entries = frame.items
+        values, entries = frame.items[:2]
         if not values:
             return None
         value = values[0]

@@ -4,6 +4,7 @@
     values.py   limits, and the values that fields take
     fields.py   how one field lies on the wire
     frames.py   the frames, field by field
+    views.py    those by which views follow one another
     codec.py    frames as bytes, and back
 
 The dataclasses in `frames.py` *are* the formats. Each field is annotated with its width on the wire; `Layout.of`
@@ -70,22 +71,23 @@ from nicps.wire.frames import (
     Switch,
     Taken,
     Token,
-    View,
-    ViewMember,
-    ViewValue,
-    Vote,
     Want,
 )
 from nicps.wire.values import (
     BLOCK_LANES,
     BROADCAST,
+    CHANNEL_MASK,
+    CHANNEL_SHIFT,
+    CHANNELLED,
     ETHERNET_BYTES,
     ETHERTYPE,
     GROUP,
     LEAST_MTU,
+    MAX_CHANNELS,
     MAX_FRAME_BYTES,
     MAX_MEMBERS,
     MAX_SHIFT,
+    MOST_ROUNDS,
     MOST_SIZED,
     NAME_BYTES,
     NOT_FINITE,
@@ -106,16 +108,29 @@ from nicps.wire.values import (
     SwitchStep,
     TokenState,
     ViewStep,
+    channel_flags,
+    channel_of,
     fragments_per_block,
     lanes_per_fragment,
     size_of,
     sized_samples,
     width_of,
 )
+from nicps.wire.views import (
+    Standing,
+    View,
+    ViewChannel,
+    ViewMember,
+    ViewValue,
+    Vote,
+)
 
 __all__ = [
     "BLOCK_LANES",
     "BROADCAST",
+    "CHANNELLED",
+    "CHANNEL_MASK",
+    "CHANNEL_SHIFT",
     "CONTRIBUTION_HEADER_BYTES",
     "ETHERNET_BYTES",
     "ETHERTYPE",
@@ -124,9 +139,11 @@ __all__ = [
     "GROUP",
     "HEADER_BYTES",
     "LEAST_MTU",
+    "MAX_CHANNELS",
     "MAX_FRAME_BYTES",
     "MAX_MEMBERS",
     "MAX_SHIFT",
+    "MOST_ROUNDS",
     "MOST_SIZED",
     "NAME_BYTES",
     "NOT_FINITE",
@@ -172,6 +189,7 @@ __all__ = [
     "ScriptStep",
     "ScriptStream",
     "Stage",
+    "Standing",
     "Sum",
     "Switch",
     "SwitchStep",
@@ -179,12 +197,15 @@ __all__ = [
     "Token",
     "TokenState",
     "View",
+    "ViewChannel",
     "ViewMember",
     "ViewStep",
     "ViewValue",
     "Vote",
     "Want",
     "Wire",
+    "channel_flags",
+    "channel_of",
     "ethernet",
     "fragments_per_block",
     "lanes_per_fragment",

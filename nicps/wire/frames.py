@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 
 from nicps.wire.fields import byte_string, i8, u8, u16, u32, u64
 from nicps.wire.values import NAME_BYTES, VERSION, FrameType
+from nicps.wire.views import Standing, View, ViewChannel, ViewMember, ViewValue, Vote
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class Header:
 
     version: Annotated[int, u8("format version, 1")] = VERSION
     type: Annotated[int, u8("frame type")] = 0
-    flags: Annotated[int, u16("flag mask")] = 0
+    flags: Annotated[int, u16("flag mask; bits 13 to 15 are the channel's number")] = 0
     network: Annotated[int, u32("hash of the network's name")] = 0
     view: Annotated[int, u32("number of the member list; 0 before any")] = 0
     round: Annotated[int, u32("round that the frame belongs to")] = 0
@@ -188,67 +189,6 @@ class Answer:
     ] = 0
     reserved: Annotated[int, u8("0")] = 0
     group: Annotated[int, u16("with stage 4: which group, a hash of its name and size")] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A member list is proposed, or in force (R3, R17, R18, R20). A proposal without a value asks for promises."""
-
-    live: Annotated[int, u64("propose: whom the proposer hears; bit k - 1 is member k")]
-    nonce: Annotated[int, u64("install: the fresh one of whom it is for; ask: one of who asks")]
-    number: Annotated[int, u32("of the view")]
-    base: Annotated[int, u32("of the view that it follows; 0 if none")]
-    ballot: Annotated[int, u32("with the sender's MAC: orders proposals")]
-    addressee: Annotated[int, u16("install: member that it is for; 0: who has asked")]
-    members: Annotated[int, u8("entries of the list")]
-    values: Annotated[int, u8("1: the value follows; 0: none yet")]
-    step: Annotated[int, u8("1 propose, 2 accept, 3 install, 4 ask")]
-    ended: Annotated[int, u8("install: 1 if its job has ended, 2 if it is done; 0 otherwise")] = 0
-    reserved2: Annotated[int, u16("0")] = 0
-    reserved3: Annotated[int, u32("0")] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ViewValue:
-    """What a view is, besides its list: who is in, who leads, and where the job goes on."""
-
-    live: Annotated[int, u64("members that are in; bit k - 1 is member k")] = 0
-    seed: Annotated[bytes, byte_string(16, "what the view's keys are made of")] = b""
-    follows: Annotated[int, u32("phase that goes on, by its old number; 0: none")] = 0
-    phase: Annotated[int, u32("its number in this view")] = 0
-    round: Annotated[int, u32("round that is open; whoever is in the one before commits it")] = 0
-    lead: Annotated[int, u16("acts as node 1 (R22)")] = 0
-    unit: Annotated[int, i8("log2 of the accumulators' unit, open round")] = 0
-    reserved: Annotated[int, u8("0")] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ViewMember:
-    """One member of a list; the k-th is member k."""
-
-    mac: Annotated[bytes, byte_string(6, "MAC address")]
-    name: Annotated[bytes, byte_string(NAME_BYTES, "host name, UTF-8, zero padded")]
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """R18: a member promises, accepts or has installed; a promise carries what it has accepted before."""
-
-    nonce: Annotated[int, u64("fresh: the list that is installed must name it")]
-    ballot: Annotated[int, u32("of the proposal; promised already, if the step is 0")]
-    phase: Annotated[int, u32("in force here, by number; 0: none")]
-    round: Annotated[int, u32("that is open here")]
-    decided: Annotated[int, u32("highest decision heard of")]
-    mac: Annotated[bytes, byte_string(6, "the proposer's")]
-    step: Annotated[int, u8("1 promised, 2 accepted, 3 installed; 0 refused")]
-    complete: Annotated[
-        int, u8("1: has all of the open round's closed list; 2: the job is over; 4: no state")
-    ]
-    accepted_ballot: Annotated[int, u32("of the value accepted last")] = 0
-    accepted_mac: Annotated[bytes, byte_string(6, "of that ballot's proposer")] = b""
-    members: Annotated[int, u8("entries of the list accepted")] = 0
-    values: Annotated[int, u8("1: the value accepted follows")] = 0
-    reserved: Annotated[int, u32("0")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,20 +366,31 @@ Body: TypeAlias = (
     | Held
     | Taken
 )
-Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember
+Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember | ViewChannel | Standing
 
 #: Type -> body, then the repeated items with the body's field that counts them.
 FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] = {
     FrameType.CALL: (Call, ()),
     FrameType.ANSWER: (Answer, ()),
-    FrameType.VIEW: (View, ((ViewValue, "values"), (ViewMember, "members"))),
+    FrameType.VIEW: (
+        View,
+        ((ViewValue, "values"), (ViewMember, "members"), (ViewChannel, "channels")),
+    ),
     FrameType.DECISION: (Decision, ()),
     FrameType.ACK: (Ack, ()),
     FrameType.TOKEN: (Token, ((Entry, "members"), (Range, "ranges"))),
     FrameType.FRAGMENT: (Fragment, ()),
     FrameType.WANT: (Want, ((Lack, "lacks"),)),
     FrameType.FAIL: (Fail, ()),
-    FrameType.VOTE: (Vote, ((ViewValue, "values"), (ViewMember, "members"))),
+    FrameType.VOTE: (
+        Vote,
+        (
+            (ViewValue, "values"),
+            (ViewMember, "members"),
+            (ViewChannel, "channels"),
+            (Standing, "standings"),
+        ),
+    ),
     FrameType.LEAVE: (Leave, ()),
     FrameType.PROBE: (Probe, ()),
     FrameType.ECHO: (Echo, ()),

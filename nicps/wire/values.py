@@ -32,6 +32,13 @@ _WIDTH_BITS = 2
 _WIDTHS = (32, 16, 8, 0)
 _CALL_BITS = 31 - SIZE_BITS - _WIDTH_BITS
 
+#: Channels of a phase at most, and rounds of one of its steps, over all channels (docs/channels.md).
+MAX_CHANNELS = 8
+MOST_ROUNDS = 32
+#: The number of a frame's channel in the header's `flags`: their three highest bits.
+CHANNEL_SHIFT = 13
+CHANNEL_MASK = (MAX_CHANNELS - 1) << CHANNEL_SHIFT
+
 #: Exponent of lanes of which some are not finite.
 NOT_FINITE = 127
 
@@ -71,6 +78,16 @@ def width_of(samples: int) -> int:
     return _WIDTHS[samples >> SIZE_BITS & (1 << _WIDTH_BITS) - 1]
 
 
+def channel_flags(channel: int) -> int:
+    """The bits of the header's `flags` that name that channel; 0 of channel 0."""
+    return channel << CHANNEL_SHIFT
+
+
+def channel_of(flags: int) -> int:
+    """The channel that the header's `flags` name."""
+    return (flags & CHANNEL_MASK) >> CHANNEL_SHIFT
+
+
 class FrameType(IntEnum):
     """The header's `type`."""
 
@@ -99,9 +116,15 @@ class FrameType(IntEnum):
     TAKEN = 23  # with servers: a part of a step is added, or why something is not done
 
 
+#: Types whose frames belong to a channel. Of other types the bits of the channel are 0, and nobody reads them.
+CHANNELLED = frozenset(
+    {FrameType.WANT, FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING}
+)
+
+
 # Combined, flags and marks are plain numbers: an `IntFlag` is slow to test, and every frame is tested.
 class Flag(IntEnum):
-    """The header's `flags`."""
+    """The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`)."""
 
     REPEAT = 1  # R16: sent before
     BOUNCED = 2  # handed on by the kernel

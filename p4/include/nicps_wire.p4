@@ -10,6 +10,9 @@ const bit<16> NICPS_MAX_MEMBERS = 64;               /* members of a network */
 const bit<16> NICPS_PAYLOAD_BYTES = 1440;           /* payload of a fragment */
 const bit<16> NICPS_BLOCK_LANES = 1440;             /* accumulators in a block of the map */
 const bit<16> NICPS_MAX_FRAME_BYTES = 1500;         /* longest frame, from version on */
+const bit<8> NICPS_MAX_CHANNELS = 8;                /* channels of a phase */
+const bit<16> NICPS_CHANNEL_MASK = 57344;           /* bits of `flags`: the channel's number */
+const bit<8> NICPS_CHANNEL_SHIFT = 13;              /* the lowest of these bits */
 const bit<16> NICPS_NAME_BYTES = 14;                /* host name in a member list */
 const bit<16> NICPS_QUANTUM = 256;                  /* fragments by which a member may be ahead of its sums, where a switch adds */
 const bit<48> NICPS_SWITCH = 2673237782643;         /* MAC address of a switch that adds */
@@ -52,7 +55,7 @@ const bit<8> NICPS_TYPE_PULL = 21;         /* with servers: a worker lacks these
 const bit<8> NICPS_TYPE_HELD = 22;         /* with servers: the answer, these parameters */
 const bit<8> NICPS_TYPE_TAKEN = 23;        /* with servers: a part of a step is added, or why something is not done */
 
-// The header's `flags`.
+// The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`).
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
 const bit<16> NICPS_FLAG_BOUNCED = 2;       /* handed on by the kernel */
 const bit<16> NICPS_FLAG_PARKED = 4;        /* the owner keeps the token: nothing to do */
@@ -127,7 +130,7 @@ const bit<8> NICPS_SCRIPT_STREAM_STDERR = 1; /* its standard error */
 header nicps_header_t {
     bit<8> version;   /* format version, 1 */
     bit<8> type;      /* frame type */
-    bit<16> flags;    /* flag mask */
+    bit<16> flags;    /* flag mask; bits 13 to 15 are the channel's number */
     bit<32> network;  /* hash of the network's name */
     bit<32> view;     /* number of the member list; 0 before any */
     bit<32> round;    /* round that the frame belongs to */
@@ -212,7 +215,8 @@ header nicps_view_t {
     bit<8> values;     /* 1: the value follows; 0: none yet */
     bit<8> step;       /* 1 propose, 2 accept, 3 install, 4 ask */
     bit<8> ended;      /* install: 1 if its job has ended, 2 if it is done; 0 otherwise */
-    bit<16> reserved2; /* 0 */
+    bit<8> channels;   /* of the value: standings behind the list, of channels 1 and up */
+    bit<8> reserved2;  /* 0 */
     bit<32> reserved3; /* 0 */
 }
 
@@ -234,6 +238,22 @@ header nicps_view_member_t {
     bit<112> name; /* host name, UTF-8, zero padded */
 }
 
+// Where the job goes on in a channel above 0: its round that is open. `complete` is 0.
+header nicps_view_channel_t {
+    bit<8> channel;     /* its number */
+    bit<8> complete;    /* vote: 1: has all of its closed list */
+    bit<16> round_high; /* the open round's number, its high 16 bits */
+    bit<16> round_low;  /* the same, its low ones */
+}
+
+// Where a member stands in a channel above 0 (docs/channels.md).
+header nicps_standing_t {
+    bit<8> channel;     /* its number */
+    bit<8> complete;    /* vote: 1: has all of its closed list */
+    bit<16> round_high; /* the open round's number, its high 16 bits */
+    bit<16> round_low;  /* the same, its low ones */
+}
+
 // R18: a member promises, accepts or has installed; a promise carries what it has accepted before.
 header nicps_vote_t {
     bit<64> nonce;           /* fresh: the list that is installed must name it */
@@ -248,7 +268,9 @@ header nicps_vote_t {
     bit<48> accepted_mac;    /* of that ballot's proposer */
     bit<8> members;          /* entries of the list accepted */
     bit<8> values;           /* 1: the value accepted follows */
-    bit<32> reserved;        /* 0 */
+    bit<8> channels;         /* of that value: standings behind its list */
+    bit<8> standings;        /* standings at the end: of this member in channels 1 and up */
+    bit<16> reserved;        /* 0 */
 }
 
 // Node 1 opens the next phase. The tail is its settings as JSON. In force once all have acknowledged.

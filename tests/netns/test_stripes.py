@@ -28,13 +28,12 @@ from tests.stripes import (
     NATIVE,
     NETWORK,
     PER_BLOCK,
-    Own,
-    StripesModel,
     bound,
     rounded,
     shifted,
     signed,
 )
+from tests.stripes_model import Own, StripesModel
 from tests.xdp.striped import Target
 
 HOSTS, FRAGMENTS, VIEW, UNIT = 3, 40, 1, -60

@@ -55,10 +55,11 @@ class Member:
         )
         own["conversion"] = CONVERSION
         config = plane.maps.config
-        config["offered"] = CONVERSION
-        config["width"] = config["width_next"] = WIDTH
-        config["round"] = config["round_low"] = 1
-        config["round_high"], config["enabled"] = 2, 1
+        channel = plane.maps.stripes.areas.words[0]
+        channel["offered"] = CONVERSION
+        channel["width"] = channel["width_next"] = WIDTH
+        config["round"] = channel["round"] = channel["round_low"] = 1
+        channel["round_high"], config["enabled"] = 2, 1
 
     def headers(self, indices: range, kind: type[wire.Contribution]) -> NDArray[np.uint8]:
         """(k, 56), with a question's numbers from 1 on."""

@@ -177,3 +177,15 @@ def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert formats["enums"]["FLAG"]["values"]["REPAIR"]["value"] == 8
     assert main(["wire", "--markdown"]) == 0
     assert capsys.readouterr().out == (wiregen.ROOT / "docs/wire.md").read_text("utf-8")
+
+
+def test_the_channel_of_a_frame(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only types that belong to a channel have one; elsewhere the bits mean nothing."""
+    header = wire.Header(flags=wire.Flag.OFFERED | wire.channel_flags(5))
+    path = tmp_path / "c.pcap"
+    frames = wire.pack(header, wire.Want(1, 2), ()), wire.pack(header, wire.Ack(1, 0))
+    path.write_bytes(pcap([wire.ethernet(H1, frame) for frame in frames]))
+    assert main(["wire", "dump", str(path)]) == 0
+    want, ack = capsys.readouterr().out.splitlines()[:2]
+    assert "OFFERED|CHANNEL 5" in want
+    assert "OFFERED|0xa000" in ack

@@ -84,9 +84,9 @@ def test_between_two_words_nothing_is_added_that_neither_settings_allow(step: st
     old, new = STEPS[step]
     blank = {"network": NETWORK, "view": VIEW, "number": 1, "members": 2, "live": 2, "blocks": 1}
     before = Words(blank)
-    write_settings(before, old)
+    write_settings(before, {}, old)
     words = Words(dict(before))
-    write_settings(words, new)
+    write_settings(words, {}, new)
     allowed = before.added[-1][1] | words.added[-1][1]
     assert allowed
     for name, taken in words.added:
@@ -99,6 +99,6 @@ def test_a_new_view_takes_nothing_before_its_settings_are_whole() -> None:
     words = Words(
         {"network": NETWORK, "view": VIEW, "number": 1, "members": 2, "blocks": 1} | closed
     )
-    write_settings(words, SWITCH)
+    write_settings(words, {}, SWITCH)
     assert words.added[-1] == ("enabled", {5})
     assert not any(taken for _, taken in words.added[:-1])

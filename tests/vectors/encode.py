@@ -26,11 +26,12 @@ LAYOUTS = {
     "call": "nonce:Q view:I ballot:I",
     "answer": "nonce:Q fresh:Q view:I stage:B reserved:B group:H",
     "view": "live:Q nonce:Q number:I base:I ballot:I addressee:H members:B values:B step:B "
-    "ended:B reserved2:H reserved3:I",
+    "ended:B channels:B reserved2:B reserved3:I",
     "view_value": "live:Q seed:16s follows:I phase:I round:I lead:H unit:b reserved:B",
     "view_member": "mac:6s name:14s",
     "vote": "nonce:Q ballot:I phase:I round:I decided:I mac:6s step:B complete:B accepted_ballot:I "
-    "accepted_mac:6s members:B values:B reserved:I",
+    "accepted_mac:6s members:B values:B channels:B standings:B reserved:H",
+    **dict.fromkeys(("view_channel", "standing"), "channel:B complete:B round_high:H round_low:H"),
     "decision": "number:I generation:I phase:B reserved:B reserved2:H reserved3:I",
     "ack": "number:I prepared:B reserved:B reserved2:H",
     "want": "ready:I read:I digest:I unit:b reserved:B lacks:H",
@@ -60,6 +61,7 @@ TYPES = (
 )
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32, 64
 COMPLETE, OFFERED, GOES_ON = 128, 256, 1024
+CHANNEL_5 = 0xA000
 OPEN, CLOSING = 0, 1
 ETHERTYPE = 0x88B5
 LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tests.vectors.encode import (
     ANSWER,
     BOUNCED,
+    CHANNEL_5,
     CLOSING,
     COMPLETE,
     GOES_ON,
@@ -120,6 +121,37 @@ FRAMES = (
             ("vote", _vote(step=1, accepted_ballot=1, accepted_mac=MAC[2], values=1, members=1)),
             ("view_value", {"live": 1, "follows": 3, "phase": 4, "round": 8, "lead": 1}),
             ("view_member", {"mac": MAC[0], "name": b"h1"}),
+        ),
+    ),
+    Vector(
+        "vote: 64 members, 8 channels: 1484 bytes",
+        HEADER | {"sender": 64},
+        (
+            (
+                "vote",
+                _vote(step=1, complete=1, accepted_ballot=U32, accepted_mac=MAC[63])
+                | {"values": 1, "members": 64, "channels": 7, "standings": 7},
+            ),
+            ("view_value", {"live": U64, "seed": b"\xff" * 16, "round": U32, "lead": 64}),
+            *(("view_member", {"mac": mac, "name": b"h%d" % k}) for k, mac in enumerate(MAC, 1)),
+            *(("view_channel", {"channel": k, "round_low": 7 + k}) for k in range(1, 8)),
+            *(
+                ("standing", {"channel": k, "complete": 1, "round_high": U16, "round_low": k})
+                for k in range(1, 8)
+            ),
+        ),
+    ),
+    Vector(
+        "view: to be accepted, 64 members, 8 channels: 1434 bytes",
+        HEADER | {"sender": 64},
+        (
+            ("view", _installed(members=64, step=2, channels=7)),
+            ("view_value", {"live": U64, "seed": b"\xff" * 16, "round": U32, "lead": 64}),
+            *(("view_member", {"mac": mac, "name": b"h%d" % k}) for k, mac in enumerate(MAC, 1)),
+            *(
+                ("view_channel", {"channel": k, "round_high": 1, "round_low": 7 + k})
+                for k in range(1, 8)
+            ),
         ),
     ),
     Vector(
@@ -313,6 +345,17 @@ FRAMES = (
         (("sum", STRIPE | {"number": 9, "width": 16, "exponent": -120, "unit": -120}),),
         lanes(16, {0: -32768, 719: 32767}),
     ),
+    Vector(
+        "want of channel 5: an offer",
+        HEADER | {"flags": OFFERED | CHANNEL_5},
+        (("want", {"ready": 32, "read": 6, "unit": -128}),),
+    ),
+    *(
+        Vector(
+            f"{name} of channel 5", HEADER | {"flags": CHANNEL_5}, ((name, STRIPE),), bytes(1440)
+        )
+        for name in ("contribution", "sum", "ask", "lacking")
+    ),
     Vector("ask", HEADER, (("ask", STRIPE | {"number": U32}),), bytes(1440)),
     Vector(
         "lacking: members 2 and 64",
@@ -423,6 +466,10 @@ REFUSED = (
     (
         "a want with a lack less than it says",
         frame(HEADER, ("want", {"lacks": 2}), ("lack", {"count": 1, "member": 1})),
+    ),
+    (
+        "a vote with a standing less than it says",
+        frame(HEADER, ("vote", _vote(standings=2)), ("standing", {"channel": 1})),
     ),
     (
         "a list with a member less than it says",

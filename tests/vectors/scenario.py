@@ -234,7 +234,7 @@ class Scenario:
         ring: tuple[int, int] = (0, 0),
         bounced: tuple[int, int] = (0, 0),
         bounces: int = 0,
-        windows: Sequence[tuple[int, int, int]] = (),
+        windows: Sequence[tuple[int, int, int, int]] = (),
         view: int = VIEW,
     ) -> Scenario:
         """The state at the end; whatever is not named is as it was at the start.
@@ -247,7 +247,7 @@ class Scenario:
                 "byte", "values"}: consecutive from there on, everything else 0.
             ring: generation and hop of the highest token seen or sent.
             bounced: the same of the last token bounced; `bounces`: how many.
-            windows: (sender, highest number believed, the same of repeated tokens).
+            windows: (sender, highest number believed of fragments, of tokens, of repeated tokens).
         """
         keys = ("round", "sender", "count", "view")
         self.end = {
@@ -261,8 +261,8 @@ class Scenario:
             "accumulators": [dict(entry) for entry in accumulators],
             "ring": {"seen": list(ring), "bounced": list(bounced), "bounces": bounces},
             "windows": [
-                {"sender": sender, "highest": highest, "repeat": repeat}
-                for sender, highest, repeat in windows
+                {"sender": sender, "highest": highest, "token": token, "repeat": repeat}
+                for sender, highest, token, repeat in windows
             ],
         }
         return self

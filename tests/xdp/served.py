@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real XDP program with its room for servers, run by BPF_PROG_TEST_RUN, beside the model of `tests.servers`."""
+"""The real XDP program with its room for servers, run by BPF_PROG_TEST_RUN, beside `tests.servers_model`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nicps import wire
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.doorbell import Bell, Doorbell
 from nicps.layout import layout
 from tests.model import Outcome
-from tests.servers import ServersModel
+from tests.servers_model import ServersModel
 from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, mac_of
 from tests.xdp.counted import Counted
 from tests.xdp.target import SEAL
 
 ROOM = 12
-SENDERS = wire.MAX_MEMBERS + 1
+COUNTS = layout().limits["COUNTS"]  # rows of a bank
 
 
 class Target(Counted):
@@ -192,7 +191,7 @@ class Target(Counted):
         for index, number in model.taken.items():
             assert int(self.taken[index]) == number
         counts = {
-            divmod(at, SENDERS): (int(p["tag"]), int(p["count"]))
+            divmod(at, COUNTS): (int(p["tag"]), int(p["count"]))
             for at, p in enumerate(self.progress)
             if p["tag"] or p["count"]
         }
@@ -213,4 +212,4 @@ class Target(Counted):
         ring = self.ring[0]
         assert int(ring["version"]) == model.version[0] << 32 | model.version[1]
         assert int(ring["full"]) == model.full
-        assert ring["announced"].tolist() == model.announced
+        assert ring["announced"].tolist() == [*model.announced, *[0] * 14]

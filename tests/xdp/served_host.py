@@ -13,7 +13,8 @@ from nicps import wire
 from nicps.dataplane.doorbell import Bell
 from nicps.wire import Refusal
 from tests.model import TX, Outcome
-from tests.servers import Home, ServersModel, signed
+from tests.servers import Home, signed
+from tests.servers_model import ServersModel
 from tests.stripes import LANES, MACS, NATIVE, NETWORK
 from tests.xdp.served import Target
 

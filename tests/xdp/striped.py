@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real XDP program with its room for stripes, run by BPF_PROG_TEST_RUN, beside the model of `tests.stripes`."""
+"""The real XDP program with its room for stripes, run by BPF_PROG_TEST_RUN, beside `tests.stripes_model`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from nicps.dataplane import bpf, loader
 from nicps.dataplane.doorbell import Doorbell
 from nicps.layout import layout
 from tests.model import BANKS, Outcome
-from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, StripesModel, mac_of
+from tests.stripes import GROUP, LANES, NETWORK, PER_BLOCK, mac_of
+from tests.stripes_model import ChannelsModel, StripesModel
 from tests.xdp.counted import Counted
 from tests.xdp.target import SEAL
 
-ROOM = 10
+ROOM = 24
 
 
 class Target(Counted):
@@ -28,6 +30,7 @@ class Target(Counted):
         self._loaded = loader.load(source, {"nicps_xdp": "xdp", "nicps_stripes": "xdp"})
         maps, programs = self._loaded.maps, self._loaded.programs
         super().__init__(programs["nicps_xdp"], maps)
+        self.room = room
         bpf.map_update(
             maps["nicps_rooms"], bytes(4), programs["nicps_stripes"].to_bytes(4, "little")
         )
@@ -39,7 +42,9 @@ class Target(Counted):
         self.windows = self._view(maps["windows"], records["window"])
         self.progress = self._view(maps["progress"], records["progress"])
         self.ring = self._view(maps["ring"], records["ring"])
-        self.sent = self._view(maps["sent"], np.dtype("u8"))
+        self.channels = self._view(maps["channels"], records["channel"])
+        sent = self._view(maps["sent"], records["sent"])
+        self.sent = sent.reshape(wire.MAX_CHANNELS, BANKS, wire.MAX_MEMBERS + 1)
         self.doorbell = Doorbell(maps["doorbell"])
         self.limits = self._view(maps["limits"], records["limit"])
         self.own = self._inner("own", "own_shape", records["own"], BANKS * room)
@@ -62,50 +67,75 @@ class Target(Counted):
         """Unload."""
         self._loaded.close()
 
-    def begin(self, model: StripesModel) -> None:
+    def begin(self, model: StripesModel | ChannelsModel) -> None:
         """Empty maps, and the model's configuration."""
         self.doorbell.take()
         for view in (self.config, self.members, self.key, self.outgoing, self.windows, self.limits):
             view[...] = np.zeros((), view.dtype)
         for view in (self.progress, self.ring, self.own, self.sums, self.gathers, self.blocks):
             view[...] = np.zeros((), view.dtype)
-        self.sent[...] = 0
+        for view in (self.sent, self.channels):
+            view[...] = np.zeros((), view.dtype)
+        models = channels_of(model)
+        first = models[0]
         self.config["network"], self.config["enabled"] = NETWORK, 1
-        self.config["number"], self.config["members"] = model.number, max(model.live)
-        self.config["live_members"] = sum(1 << number - 1 for number in model.live)
-        self.config["room"], self.config["gather_blocks"] = model.room, model.blocks
-        self.config["clock"], self.config["keyed"] = model.clock, int(bool(model.key))
+        self.config["number"], self.config["members"] = first.number, max(first.live)
+        self.config["live_members"] = sum(1 << number - 1 for number in first.live)
+        self.config["keyed"] = int(bool(first.key))
         self.config["seal"], self.config["everybody"] = (
             np.frombuffer(mac, np.uint8) for mac in (SEAL, GROUP)
         )
-        for number in (*model.live, *([0] if model.switch else [])):
+        for number in (*first.live, *([0] if first.switch else [])):
             self.members["mac"][number] = np.frombuffer(mac_of(number), np.uint8)
-        if model.key:
-            self.key["word"] = np.frombuffer(model.key, "<u8")
+        if first.key:
+            self.key["word"] = np.frombuffer(first.key, "<u8")
+        self.lay_out(models)
         self.enter(model)
 
-    def enter(self, model: StripesModel) -> None:
-        """The model's view and rounds, and the values that belong to them."""
-        first, last = model.rounds
-        self.config["view"], self.config["round"] = model.view, first
-        self.config["round_low"], self.config["round_high"] = first, last
-        for name, at in (("", first), ("_next", first + 1)):
-            self.config[f"rank{name}"] = model.ranks_in(at).get(model.number, 0)
-            self.config[f"aggregators{name}"] = model.aggregators(at)
-        self.config["width"], self.config["width_next"] = model.width
-        self.config["rest_view"], self.config["rest_behind"] = zip(*model.rest, strict=True)
-        for number in (0, *model.live):
-            self.members["rank"][number] = [ranks.get(number, 0) for ranks in model.ranks]
+    def lay_out(self, models: Sequence[StripesModel]) -> None:
+        """An area for each channel, one behind the other."""
+        room = blocks = 0
+        for words, each in zip(self.channels, models, strict=False):
+            words["first"], words["room"] = room, each.room
+            words["first_block"], words["blocks"] = blocks, each.blocks
+            room, blocks = room + each.room, blocks + each.blocks
+        assert room <= self.room and blocks <= self.room
+        self.config["room"], self.config["gather_blocks"] = room, blocks
+        self.config["channels"] = len(models)
 
-    def write_own(self, model: StripesModel) -> None:
+    def enter(self, model: StripesModel | ChannelsModel) -> None:
+        """The model's view and rounds, and the values that belong to them."""
+        models = channels_of(model)
+        first = models[0]
+        self.config["view"] = first.view
+        for words, each in zip(self.channels, models, strict=False):
+            words["round"] = words["round_low"] = each.rounds[0]
+            words["round_high"], words["clock"] = each.rounds[1], each.clock
+            words["width"], words["width_next"] = each.width
+        open_ = first.rounds[0]
+        for name, at in (("", open_), ("_next", open_ + 1)):
+            self.config[f"rank{name}"] = first.ranks_in(at).get(first.number, 0)
+            self.config[f"aggregators{name}"] = first.aggregators(at)
+        self.config["rest_view"], self.config["rest_behind"] = zip(*first.rest, strict=True)
+        for number in (0, *first.live):
+            self.members["rank"][number] = [ranks.get(number, 0) for ranks in first.ranks]
+
+    def write_own(self, model: StripesModel | ChannelsModel) -> None:
         """The lanes that the training program has converted, and the conversion that was offered."""
-        for (bank, index), own in model.own.items():
-            record = self.own[bank * model.room + index]
-            record["exponent"], record["conversion"] = own.exponent & 0xFF, own.conversion
-            record["lane"] = np.frombuffer(own.lanes, np.uint8)
-        self.config["offered"] = model.offered
-        for (bank, number), (round_, index) in model.sent.items():
-            self.sent[bank * (wire.MAX_MEMBERS + 1) + number] = round_ << 32 | index
+        for each in channels_of(model):
+            for (bank, index), own in each.own.items():
+                record = self.own[self._place(each, bank, index)]
+                record["exponent"], record["conversion"] = own.exponent & 0xFF, own.conversion
+                record["lane"] = np.frombuffer(own.lanes, np.uint8)
+            self.channels[each.channel]["offered"] = each.offered
+            for (bank, number), (round_, index) in each.sent.items():
+                self.sent["next"][each.channel, bank, number] = round_ << 32 | index
+            for (bank, number), sums in each.swallow.items():
+                self.sent["swallow"][each.channel, bank, number] = sums
+
+    def _place(self, model: StripesModel, bank: int, index: int) -> int:
+        words = self.channels[model.channel]
+        return bank * int(self.config["room"][0]) + int(words["first"]) + index
 
     def run(self, frame: bytes) -> Outcome:
         """One frame, and all its effects."""
@@ -118,43 +148,70 @@ class Target(Counted):
         out = after if verdict == "tx" else None
         return Outcome(verdict, names, out, bool(self.ring["heard_ns"][0]))
 
-    def same_state(self, model: StripesModel) -> None:
+    def same_state(self, model: StripesModel | ChannelsModel) -> None:
         """The maps and the messages to the agent equal the model's, and have nothing else."""
-        assert self.doorbell.take() == model.bells
-        model.bells.clear()
+        models = channels_of(model)
+        assert self.doorbell.take() == models[0].bells
+        models[0].bells.clear()
         assert not self.sums["claim"].any() and not self.gathers["claim"].any()
+        rows = [0, *range(wire.MAX_MEMBERS + 1, wire.MAX_MEMBERS + wire.MAX_CHANNELS)]
+        progress = self.progress.reshape(BANKS, -1)
         for bank in range(BANKS):
-            tag, count = model.count.get(bank, (0, 0))
-            progress = self.progress[bank * (wire.MAX_MEMBERS + 1)]
-            assert (int(progress["tag"]), int(progress["count"])) == (tag, count)
-        for at, record in enumerate(self.sums[: BANKS * model.room]):
-            stored = model.sums.get(divmod(at, model.room))
-            if stored is None:
-                assert not record["tag"]
-                continue
+            expected = dict(
+                zip(rows, (each.count.get(bank, (0, 0)) for each in models), strict=False)
+            )
+            found = {row: (int(p["tag"]), int(p["count"])) for row, p in enumerate(progress[bank])}
+            assert {row: both for row, both in found.items() if any(both)} == {
+                row: both for row, both in expected.items() if any(both)
+            }
+        stored = sum(self._same_sums(each) for each in models)
+        assert np.count_nonzero(self.sums["tag"]) == stored
+        gathered = sum(self._same_places(each) for each in models)
+        assert np.count_nonzero(self.gathers["tag"]) == gathered
+        windows = self.windows.reshape(-1, wire.MAX_MEMBERS + 1)
+        for each in models:
+            for number, window in each.windows.items():
+                record = windows[each.channel, number]
+                assert int(record["highest"]) == window.highest
+                assert int(record["answers"]) == window.answers
+            for (bank, number), (round_, index) in each.sent.items():
+                found_next = int(self.sent["next"][each.channel, bank, number])
+                assert found_next == round_ << 32 | index
+            for (bank, number), sums in each.swallow.items():
+                assert int(self.sent["swallow"][each.channel, bank, number]) == sums
+        announced = [tag for each in models for tag in each.announced]
+        assert self.ring["announced"][0, : len(announced)].tolist() == announced
+        assert int(self.outgoing["answers"][0]) == models[0].answers
+
+    def _same_sums(self, model: StripesModel) -> int:
+        """How many there are."""
+        for (bank, index), stored in model.sums.items():
+            record = self.sums[self._place(model, bank, index)]
             assert (int(record["tag"]), int(record["rest"])) == (stored.tag, stored.rest)
             assert int(record["exponent"]) == stored.exponent & 0xFF
             assert record["lane"].tobytes() == stored.lanes
-        each = layout().limits["BLOCK_SLOTS"]
+        return len(model.sums)
+
+    def _same_places(self, model: StripesModel) -> int:
+        """How many there are."""
+        each, words = layout().limits["BLOCK_SLOTS"], self.channels[model.channel]
         newest = {
             bank: max(p.tag for (b, _), p in model.gathers.items() if b == bank)
             for bank, _ in model.gathers
         }
         for (bank, local), place in model.gathers.items():
-            record = self.gathers[bank * model.blocks * each + local]
+            first = bank * int(self.config["gather_blocks"][0]) + int(words["first_block"])
+            record = self.gathers[first * each + local]
             assert (int(record["tag"]), int(record["seen"])) == (place.tag, place.seen)
             if place.tag != newest[bank]:
                 continue  # lanes of another width may lie over it
             block, part = divmod(local, PER_BLOCK[place.width])
-            lanes = self.blocks["lane"].view(np.int64)[bank * model.blocks + block]
+            lanes = self.blocks["lane"].view(np.int64)[first + block]
             n = LANES[place.width]
             assert (lanes[part * n : (part + 1) * n] == place.total).all()
-        assert np.count_nonzero(self.gathers["tag"]) == len(model.gathers)
-        for number, window in model.windows.items():
-            record = self.windows[number]
-            assert int(record["highest"]) == window.highest
-            assert int(record["answers"]) == window.answers
-        for (bank, number), (round_, index) in model.sent.items():
-            found = int(self.sent[bank * (wire.MAX_MEMBERS + 1) + number])
-            assert found == round_ << 32 | index
-        assert int(self.outgoing["answers"][0]) == model.answers
+        return len(model.gathers)
+
+
+def channels_of(model: StripesModel | ChannelsModel) -> Sequence[StripesModel]:
+    """The models of its channels."""
+    return model.channels if isinstance(model, ChannelsModel) else (model,)

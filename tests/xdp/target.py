@@ -47,6 +47,7 @@ class XdpTarget:
         self._key = self._view(maps["view_key"], records["key"])
         self._outgoing = self._view(maps["outgoing"], records["outgoing"])
         self._windows = self._view(maps["windows"], records["window"])
+        self._token_windows = self._view(maps["token_windows"], records["token_window"])
         self._train = self._view(maps["train"], records["train"])
         self._limits = self._view(maps["limits"], records["limit"])
         self._progress = self._view(maps["progress"], records["progress"])
@@ -75,7 +76,7 @@ class XdpTarget:
             view[...] = np.zeros((), view.dtype)
         for view in (self._config, self._members, self._limits, self._sums):
             view[...] = np.zeros((), view.dtype)
-        for view in (self._key, self._outgoing, self._windows, self._train):
+        for view in (self._key, self._outgoing, self._windows, self._token_windows, self._train):
             view[...] = np.zeros((), view.dtype)
         assert config["blocks"] <= self.blocks
         self._config["seal"] = np.frombuffer(SEAL, np.uint8)
@@ -123,7 +124,8 @@ class XdpTarget:
     def peek(self, frame: bytes) -> Outcome:
         """The program's verdict on a frame; the state is unchanged afterwards."""
         views = (self._ring, self._progress, self._counters, self._slots, self._sums)
-        views += (self._windows, self._limits, self._saved, self._outgoing, self._train)
+        views += (self._windows, self._token_windows, self._limits, self._saved)
+        views += (self._outgoing, self._train)
         before = [view.copy() for view in views]
         outcome = self.run(frame)
         for view, old in zip(views, before, strict=True):
@@ -145,9 +147,10 @@ class XdpTarget:
     def state(self) -> State:
         assert not self._slots["claim"].any()
         assert not (self._progress["count"] >> np.uint64(32)).any(), "everybody has counted"
-        senders = wire.MAX_MEMBERS + 1
+        senders, rows = wire.MAX_MEMBERS + 1, self._layout.limits["COUNTS"]
+        assert not self._windows[senders:].view(np.uint64).any(), "there is one channel"
         progress = {
-            (at // senders, at % senders): (*halves(int(p["tag"])), int(p["count"]))
+            (at // rows, at % rows): (*halves(int(p["tag"])), int(p["count"]))
             for at, p in enumerate(self._progress)
             if p["tag"] or p["count"]
         }
@@ -167,8 +170,10 @@ class XdpTarget:
             used.reshape(BANKS, blocks, wire.BLOCK_LANES).copy(),
             (halves(int(ring["seen"])), halves(int(ring["bounced"])), int(ring["bounces"])),
             {
-                sender: (int(w["highest"]), int(w["repeat"]))
-                for sender, w in enumerate(self._windows)
-                if w["highest"]
+                sender: (int(w["highest"]), int(t["highest"]), int(t["repeat"]))
+                for sender, (w, t) in enumerate(
+                    zip(self._windows[:senders], self._token_windows, strict=True)
+                )
+                if w["highest"] or t["highest"]
             },
         )

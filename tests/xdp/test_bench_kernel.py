@@ -12,6 +12,7 @@ import pytest
 
 from nicps.bench.kernel import kernel
 from nicps.bench.kernel_servers import serving_kernel
+from nicps.bench.kernel_stripes import striping_kernel
 from nicps.errors import NicpsError
 
 Costs = dict[tuple[str, bool, str], float]
@@ -100,3 +101,35 @@ def test_pushes_of_the_measurement_are_all_added(width: int) -> None:
         bench.maps.config["enabled"] = 0
         with pytest.raises(NicpsError, match="0 of 8 were pushed"):
             bench.distinct("push", 8)
+
+
+def test_rows_of_stripes(checkout: Path) -> None:
+    """A sum costs more than a contribution, and a key more than nothing; as above another program may be in the way."""
+    cases = ("contribution", "sum", "store")
+    for _ in range(3):
+        cost = run(checkout, "--stripes")
+        assert list(cost) == [
+            (lane, key, case)
+            for key in (False, True)
+            for lane in ("i32", "i16", "i8")
+            for case in (*(f"{c} warm" for c in cases), *(f"{c} cold" for c in cases), "clock cold")
+        ]
+        one, made = cost["i8", False, "contribution warm"], cost["i8", False, "sum warm"]
+        if 0 < one < made < cost["i8", True, "sum warm"] and max(cost.values()) < 100_000:
+            return
+    raise AssertionError(cost)
+
+
+@pytest.mark.parametrize("case", ["contribution", "sum", "store", "clock"])
+def test_frames_of_stripes_of_the_measurement_all_count(case: str) -> None:
+    """Each once; and one that does not spoils the measurement."""
+    with striping_kernel() as bench:
+        bench.begin(9, 16)
+        for runs in (8, 8):
+            bench.distinct(case, 9, runs)
+        assert len(set(bench.maps.stripes.sums["tag"].ravel().tolist()) - {0}) == 2 * (
+            case != "contribution"
+        )
+        bench.maps.config["enabled"] = 0
+        with pytest.raises(NicpsError, match=r"0 of 8 were \w+ed"):
+            bench.distinct(case, 9, 8)

@@ -31,7 +31,8 @@ class Egress:
         self.xdp, self.egress = (loaded.programs[name] for name in ("nicps_xdp", "nicps_egress"))
         self.maps = Maps(loaded.maps)
         self.outgoing = np.frombuffer(bpf.map_memory(loaded.maps["outgoing"]), np.uint64, 1)
-        self.windows = np.frombuffer(bpf.map_memory(loaded.maps["windows"]), np.uint8)
+        maps = loaded.maps["windows"], loaded.maps["token_windows"]
+        self.windows = [np.frombuffer(bpf.map_memory(fd), np.uint8) for fd in maps]
         self.reset(KEY)
 
     def reset(self, key: bytes | None) -> None:
@@ -196,7 +197,7 @@ def test_a_hundred_thousand_of_each(programs: Egress) -> None:
 
     def state() -> list[bytes]:
         maps = programs.maps
-        views = (maps.ring, maps.accumulators, programs.windows, programs.outgoing)
+        views = (maps.ring, maps.accumulators, *programs.windows, programs.outgoing)
         return [view.tobytes() for view in views]
 
     before, counted = state(), programs.maps.counters()

@@ -121,7 +121,7 @@ class Race:
         sums, high = 0 in self.senders, self.round + complete
         settings = {"bounce": False, "sums": sums, "sums_next": sums}
         state = KernelState(self.round, self.round, high, 0, 0, **settings)
-        write_settings(self.maps.config, state)
+        write_settings(self.maps.config, self.maps.stripes.areas.words[0], state)
 
     def missing(self) -> list[tuple[int, int]]:
         """The fragments that are not here: sender and index of each."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers in the real XDP program against the model (tests/servers.py): every parameter bit for bit."""
+"""Parameter servers in the real XDP program against the model (tests/servers_model.py): every parameter bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from nicps import wire
 from nicps.wire import FrameType, Refusal
 from tests.model import DROP, Outcome
-from tests.servers import Scene, ServersModel, signed
+from tests.servers import signed
+from tests.servers_model import ServersModel
+from tests.servers_scene import Scene
 from tests.stripes import MACS, NETWORK
 from tests.xdp.served import Target
 

@@ -14,7 +14,7 @@ from nicps.dataplane import bpf
 from nicps.wire import Refusal
 from tests.servers import Stored
 from tests.xdp import stall
-from tests.xdp.served import SENDERS, Target
+from tests.xdp.served import COUNTS, Target
 from tests.xdp.served_host import ROUND, VIEW, Frames, Host, start
 from tests.xdp.stall import Meeting, Met
 
@@ -68,7 +68,7 @@ class Served:
 
     def count(self, bank: int, sender: int) -> tuple[int, int]:
         """Tag and count; no processor is about to count."""
-        record = self.target.progress[bank * SENDERS + sender]
+        record = self.target.progress[bank * COUNTS + sender]
         return int(record["tag"]), int(record["count"])
 
 

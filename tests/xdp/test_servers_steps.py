@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's and a worker's steps, one by one, with results worked out by hand or in whole numbers.
+"""A server's steps, one by one, with results worked out by hand or in whole numbers.
 
-Each of these runs through the program, and through the model of `tests.servers`, which must say the same.
+Each of these runs through the program, and through the model of `tests.servers_model`, which must say the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from nicps import wire
 from nicps.dataplane.doorbell import Bell
 from nicps.wire import Flag, Refusal
 from tests.model import DROP, Outcome
-from tests.servers import ANY, Home, Stored
+from tests.servers import Home
 from tests.stripes import LANES, MACS, PER_BLOCK
 from tests.xdp.served import Target
 from tests.xdp.served_host import (
@@ -27,7 +26,6 @@ from tests.xdp.served_host import (
     UNIT,
     Host,
     numbers,
-    payload_of,
     reason,
     said,
     start,
@@ -162,74 +160,6 @@ def test_another_servers_part(target: Target) -> None:
         "range"
     ]
     assert host.model.version == (ROUND, 1), "whole with its own part"
-
-
-# ---- numbers
-
-
-@pytest.mark.parametrize("width", [32, 16, 8])
-@pytest.mark.parametrize("staleness", [1, 2, 3, 7, 64, 1000, 10**6])
-def test_addends_in_whole_numbers(target: Target, width: int, staleness: int) -> None:
-    """For every shift: exactly what integers of any size come to, half a unit rounded up."""
-    most = 1 << width - 1
-    rng = np.random.default_rng(width * staleness)
-    lanes = rng.integers(-most, most, LANES[width])
-    lanes[:5] = -most, most - 1, 0, 1, -1
-    weight = (2 * 2**30 + staleness) // (2 * staleness)
-    for number, down in enumerate(range(66), 1):
-        host = Host(target, width=width, room=32 // width, version=(ROUND, staleness - 1))
-        host.push(lanes, number=number, exponent=22 - width - down)
-        by = min(down, 63)
-        half = 2**by // 2
-        top = 2 ** (32 - width)
-        expected = [
-            int(before) + (int(lane) * top * weight + half) // 2**by
-            for before, lane in zip(start(width=width), lanes, strict=True)
-        ]
-        assert host.parameters().tolist() == expected, down
-
-
-@pytest.mark.parametrize("width", [32, 16, 8])
-@pytest.mark.parametrize("workers", [1, 2, 3, 63])
-def test_averages_in_whole_numbers(target: Target, width: int, workers: int) -> None:
-    """Each addend is rounded by itself, so that their order is of no matter."""
-    senders = range(2, workers + 2)
-    members = sum(1 << k - 1 for k in senders)
-    rng = np.random.default_rng(width * workers)
-    most, down = 1 << width - 1, 11
-    sent = {k: rng.integers(-most, most, LANES[width]) for k in senders}
-    weight = (2 * 2**30 + workers) // (2 * workers)
-    host = Host(target, live=frozenset(range(1, 65)), width=width, room=32 // width)
-    for k in rng.permutation(senders).tolist():
-        body = wire.Contribution(members, 0, 1, 9, width, 22 - width - down, 0)
-        found = host.give(host.frames.make(body, payload_of(sent[k], width), k))
-    assert found.counters == ("summed",)
-    assert (host.parameters() == start(width=width)).all(), "until it is committed"
-    host.commit()
-    host.pull()
-    top, half = 2 ** (32 - width), 2**down // 2
-    expected = [
-        int(before) + sum((int(lane) * top * weight + half) // 2**down for lane in lanes)
-        for before, *lanes in zip(start(width=width), *sent.values(), strict=True)
-    ]
-    assert host.parameters().tolist() == expected
-    host.bells()
-
-
-@pytest.mark.parametrize("largest", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**61 - 1, 2**62])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_parameters_are_shown_as_32_bits(target: Target, largest: int, sign: int) -> None:
-    """The nearest of as many lanes as fit; they themselves stay as they are."""
-    values = np.array([sign * largest * k // 359 for k in range(360)], np.int64)
-    host = Host(target, homes={0: Home(values, np.zeros(360, np.int64))}, room=1)
-    found = host.pull()
-    body = said(found)
-    step = 2 ** (body.exponent + 40)
-    assert body.exponent >= -40 and (step == 1 or largest >= step << 30)
-    lanes = (numbers(found) / 2.0**body.exponent).astype(np.int64)
-    for lane, value in zip(lanes.tolist(), values.tolist(), strict=True):
-        assert lane == min((2 * value + step) // (2 * step), 2**31 - 1)
-    assert (host.parameters() == values).all()
 
 
 # ---- pulls
@@ -429,137 +359,6 @@ def test_an_average_at_the_limits(target: Target, workers: int) -> None:
     expected = -(1 << 62) - workers * (1 << 31) * ((2**30 + workers // 2) // workers)
     assert host.parameters().tolist() == [expected] * 360 and expected > -(2**63)
     assert reason(host.push(1)) == Refusal.FULL
-    host.bells()
-
-
-# ---- at a worker
-
-
-def worker(target: Target, **values: Any) -> Host:
-    """Member 1 of a job whose servers are 2 and 4."""
-    usual: dict[str, Any] = {"servers": (2, 4), "room": 6, "clock": 2}
-    usual |= values
-    room, width = usual["room"], usual.get("width", 32)
-    usual["store"] = {place: Stored() for place in range(room)}
-    usual["taken"] = dict.fromkeys(range(-(-room * width // 32)), 0)
-    return Host(target, **usual)
-
-
-def test_parameters_are_stored(target: Target) -> None:
-    """Each once for a pull, from the server that has it; the agent hears of some, and of the last."""
-    host = worker(target)
-    for place in range(6):
-        server = 2 if place < 3 else 4
-        assert host.held(place, 3, 6 - server) == Outcome(DROP, ("stranger",))
-        assert host.held(place, 3, server, version=place) == Outcome(DROP, ("stored",), heard=True)
-        assert host.again() == Outcome(DROP, ("duplicate",))
-    stored = host.model.store[4]
-    assert stored == Stored(3, ROUND << 32 | 4, -20, payload_of(5, 32))
-    assert [bell.count for bell in host.bells()] == [2, 4, 6]
-    assert host.held(0, 2) == Outcome(DROP, ("duplicate",)), "of an earlier pull"
-    assert host.held(0, 4).counters == ("stored",)
-    assert host.held(1, 3) == Outcome(DROP, ("duplicate",))
-    host.bells()
-
-
-def test_an_earlier_pull_does_not_count_in_a_later_one(target: Target) -> None:
-    host = worker(target)
-    host.held(0, 4)
-    assert host.held(1, 3) == Outcome(DROP, ("round",))
-    host.bells()
-
-
-def test_parameters_of_a_partner(target: Target) -> None:
-    host = worker(target, passes=frozenset({5}))
-    assert host.held(0, 1, 5).counters == ("stored",)
-    assert host.held(1, 1, 3) == Outcome(DROP, ("stranger",))
-    host.bells()
-
-
-@pytest.mark.parametrize("header", [{"round": ROUND + 1}, {"round": ROUND - 1}])
-def test_parameters_of_another_round(target: Target, header: dict[str, int]) -> None:
-    host = worker(target)
-    assert host.held(0, 1, **header) == Outcome(DROP, ("round",))
-    assert host.taken(0, 1, **header) == Outcome(DROP, ("round",))
-
-
-def test_a_step_is_acknowledged(target: Target) -> None:
-    """Each fragment once, by the server that has it; what the server said of it is kept."""
-    host = worker(target, width=16, room=5)
-    for index in range(3):
-        server = 2 if index < 1 else 4
-        assert host.taken(index, 3, 6 - server) == Outcome(DROP, ("stranger",))
-        found = host.taken(index, 3, server, version=7 + index, staleness=index + 1)
-        assert found == Outcome(DROP, ("acknowledged",), heard=True)
-        assert host.again().counters == ("duplicate",)
-    assert host.model.taken == {0: 3, 1: 3, 2: 3}
-    assert host.model.answered == {
-        2: (3 << 32 | 1, ROUND << 32 | 7),
-        4: (3 << 32 | 3, ROUND << 32 | 9),
-    }
-    assert [(bell.tag, bell.count) for bell in host.bells()] == [(3, 2), (3, 3)]
-    assert host.taken(0, 2).counters == ("duplicate",)
-    host.bells()
-
-
-def test_what_comes_back_of_a_push_acknowledges_it(target: Target) -> None:
-    """A pull with the same number does not: no server has acknowledged the step."""
-    host = worker(target)
-    assert host.held(0, 3).counters == ("stored",)
-    assert host.held(1, 3, staleness=2).counters == ("stored", "acknowledged")
-    assert host.model.taken == {0: 0, 1: 3, 2: 0, 3: 0, 4: 0, 5: 0}
-    assert host.held(0, 3, staleness=2) == Outcome(DROP, ("duplicate",))
-    assert host.taken(0, 3, staleness=2).counters == ("acknowledged",), "it is sent again"
-    host.bells()
-
-
-@pytest.mark.parametrize("why", [r for r in Refusal if r])
-def test_refusals_are_told(target: Target, why: Refusal) -> None:
-    """Once in a tick of the clock; of a member that is asked nothing, not at all."""
-    host = worker(target, passes=frozenset({5}))
-    target.doorbell.take()
-    target.ring["refused_ns"] = 0
-    assert host.taken(0, 8, 3, reason=why) == Outcome(DROP, ("stranger",))
-    assert target.doorbell.take() == []
-    assert host.taken(0, 8, 5, reason=why) == Outcome(DROP, ("refused",), heard=True)
-    assert host.taken(0, 8, 4, reason=why) == Outcome(DROP, ("refused",), heard=True)
-    told = target.doorbell.take()
-    assert 1 <= len(told) <= 2 and set(told) == {Bell(8, 0, 0, 0, 0)}
-    assert host.model.taken[0] == 0
-
-
-# ---- partners
-
-
-def test_a_partner_passes_on_what_it_has_pulled(target: Target) -> None:
-    """Of this round only; but a new server takes what there is."""
-    host = worker(target)
-    assert reason(host.pull(0, number=7)) == Refusal.ABSENT
-    assert reason(host.pull(0, number=7, version=ANY)) == Refusal.ABSENT, "nothing was pulled"
-    host.held(0, 3, version=9, lane=-6)
-    found = host.pull(0, number=7)
-    assert found.counters == ("passed_on",) and not found.heard
-    assert said(found) == wire.Held(9, 7, 0, 6, 0, 32, -20)
-    assert (numbers(found) == -6 * 2.0**-20).all()
-    host.commit()
-    assert reason(host.pull(0, number=8)) == Refusal.ABSENT
-    found = host.pull(0, number=8, version=ANY)
-    assert said(found).version == 9 and (numbers(found) == -6 * 2.0**-20).all()
-    host.bells()
-
-
-def test_a_host_without_a_store_passes_nothing_on(target: Target) -> None:
-    host = Host(target, servers=(2, 1), room=4)
-    assert host.pull(0) == Outcome(DROP, ("range",))
-    assert host.held(0) == Outcome(DROP, ("range",))
-    assert host.taken(0) == Outcome(DROP, ("range",), heard=True)
-
-
-def test_a_partner_answers_a_frame_once(target: Target) -> None:
-    host = worker(target, key=KEY)
-    host.held(0, 3, flags=Flag.ANSWER)
-    assert host.pull(0).counters == ("passed_on",)
-    assert host.again() == Outcome(DROP, ("replayed",))
     host.bells()
 
 

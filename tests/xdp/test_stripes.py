@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stripes in the real XDP program against the model (tests/stripes.py): every sum and remainder; and stalls."""
+"""Stripes in the real XDP program against the model (tests/stripes_model.py): every sum and remainder; and stalls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from nicps import wire
 from nicps.wire import FrameType
 from tests.model import DROP, PASS, TX, Outcome
-from tests.stripes import GROUP, MACS, NETWORK, Own, Scene, StripesModel, signed
+from tests.stripes import GROUP, MACS, NETWORK, signed
+from tests.stripes_model import Own, StripesModel
+from tests.stripes_scene import Scene
 from tests.xdp.striped import Target
 
 SEEDS, CHUNK = 400, 100

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import mmap
 import os
 import select
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from nicps.errors import EnvironmentProblem
 from nicps.layout import layout
 from nicps.wire import BLOCK_LANES, FrameType
 from tests.stripes import LANES, MACS, NATIVE, NETWORK, signed
+from tests.xdp.memory import memory_of
 from tests.xdp.test_maps import runs
 
 VIEW, UNIT, WIDTH, ROOM = 7, -60, 16, 12
@@ -52,9 +51,16 @@ class Host:
         self.maps.enter_view(view, 1, MACS[:3], 2)
         config = self.maps.config
         self.maps.stripes.set_ranks((1, 2, 3), (1, 2, 3))
-        config["round"] = config["round_low"] = 1
-        config["round_high"], config["enabled"] = 2, 1
-        config["width"] = config["width_next"] = WIDTH
+        for words in (config, channel := self.channel):
+            words["round"] = words["round_low"] = 1
+            words["round_high"] = 2
+        channel["width"] = channel["width_next"] = WIDTH
+        config["enabled"] = 1
+
+    @property
+    def channel(self) -> Any:
+        """The words of channel 0."""
+        return self.maps.stripes.areas.words[0]
 
     def use(self, room: int = ROOM, blocks: int = 4) -> None:
         """New maps for vectors of that size, as before a job."""
@@ -66,10 +72,16 @@ class Host:
         self.maps.stripes.use_places(self.maps.stripes.reserve_places(blocks))
 
     def give(
-        self, kind: FrameType, sender: int, index: int, view: int = VIEW, **body: Any
+        self,
+        kind: FrameType,
+        sender: int,
+        index: int,
+        view: int = VIEW,
+        flags: int = 0,
+        **body: Any,
     ) -> bpf.Run:
         """A frame of stripes with lanes of 1."""
-        header = wire.Header(network=NETWORK, view=view, round=1, sender=sender)
+        header = wire.Header(network=NETWORK, view=view, round=1, sender=sender, flags=flags)
         values = wire.Contribution(0b111, index, ROOM, 0, WIDTH, UNIT, UNIT)
         lanes = np.ones(LANES[WIDTH], NATIVE[WIDTH]).tobytes()
         frame = signed(sender, kind, header, replace(values, **body), lanes, MACS[0], b"")
@@ -110,7 +122,7 @@ def test_nobody_but_programs_writes_sums(host: Host) -> None:
     with pytest.raises(ValueError, match="read-only"):
         stripes.sums["tag"] = 1
     stripes.own["conversion"][1, :4] = 5
-    host.maps.config["offered"] = 5
+    host.channel["offered"] = 5
     before = host.maps.counters()
     host.give(FrameType.SUM, 2, 4)
     host.give(FrameType.CONTRIBUTION, 2, 0)
@@ -182,8 +194,8 @@ def test_a_reserved_room_that_is_not_needed(host: Host) -> None:
 
 def test_retired_places_take_nothing_and_keep_what_they_hold(host: Host) -> None:
     """Between a view and the places for its stripe; the training program still reads what is left in the old ones."""
-    stripes, config = host.maps.stripes, host.maps.config
-    stripes.own["conversion"][1, :] = config["offered"] = 5
+    stripes = host.maps.stripes
+    stripes.own["conversion"][1, :] = host.channel["offered"] = 5
     host.give(FrameType.CONTRIBUTION, 2, 0, exponent=UNIT + 20)
     host.give(FrameType.CONTRIBUTION, 3, 0)
     shape = (2, 4, BLOCK_LANES)
@@ -208,18 +220,6 @@ def test_retired_places_take_nothing_and_keep_what_they_hold(host: Host) -> None
     assert (now == left).all() and left.any()
 
 
-def memory_of(*numbers: int) -> int:
-    """Bytes of the kernel's memory that maps of these numbers take, as it accounts for them."""
-    total = 0
-    for number in numbers:
-        with contextlib.suppress(FileNotFoundError):
-            fd = bpf.map_by_id(number)
-            lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
-            os.close(fd)
-            total += next(int(line.split()[1]) for line in lines if line.startswith("memlock:"))
-    return total
-
-
 def test_released_maps_are_given_back(host: Host) -> None:
     """All memory except that of maps which another process has mapped, for as long as it has."""
     stripes, config, maps = host.maps.stripes, host.maps.config, host.loaded.maps
@@ -234,6 +234,7 @@ def test_released_maps_are_given_back(host: Host) -> None:
     theirs = bpf.map_memory(stripes.own_fd)
     stripes.retire()
     assert config["room"] == config["gather_blocks"] == stripes.room == 0
+    assert host.channel["room"] == host.channel["blocks"] == 0
     before = host.maps.counters()
     host.give(FrameType.SUM, 2, 4)
     host.give(FrameType.CONTRIBUTION, 2, 0)
@@ -273,7 +274,7 @@ def test_a_switch_is_the_aggregator(host: Host) -> None:
     """Its sums are stored, and what goes back to it names the round whose remainders belong to this one."""
     stripes, config = host.maps.stripes, host.maps.config
     stripes.retire_places()
-    stripes.own["conversion"][1, :] = config["offered"] = 5
+    stripes.own["conversion"][1, :] = host.channel["offered"] = 5
     assert stripes.converted(1, 5, 0, 4) == 0, "the own stripe has no places"
     stripes.set_ranks((0,), (1, 2))
     assert (config["rank"], config["aggregators"]) == (0, 1)
@@ -305,6 +306,7 @@ def test_a_switch_is_the_aggregator(host: Host) -> None:
 def test_a_view_begins_with_nothing_of_the_former(host: Host) -> None:
     """No ranks, no numbers of answers, no questions; the live members are the view's."""
     host.maps._windows["asked"] = host.maps._windows["answers"] = 9
+    host.maps._token_windows["highest"] = host.maps._token_windows["repeat"] = 9
     host.maps._outgoing["answers"] = host.maps._outgoing["sequence"] = 9
     assert host.maps.sequence == 9
     host.maps._outgoing["answers"] = 10
@@ -317,6 +319,7 @@ def test_a_view_begins_with_nothing_of_the_former(host: Host) -> None:
     )
     assert not host.maps._members["rank"].any()
     assert not host.maps._windows.view(np.uint64).any()
+    assert not host.maps._token_windows.view(np.uint64).any()
     assert not host.maps._outgoing.view(np.uint64).any()
 
 
@@ -353,6 +356,8 @@ def test_readings_against_a_plain_model(loaded: Host, seed: int) -> None:
         others = rng.choice([0, tag - 2, tag + 2, (VIEW + 1) << 32 | round_], (2, count))
         return np.where(rng.random((2, count)) < chance, tag, others).astype(np.uint64)
 
+    stripes.areas.set_rooms((room,))
+    stripes.areas.set_blocks((-(-places // EACH),))
     stripes.sums = np.zeros((2, room), records["stored"])
     stripes.sums["tag"] = tags(room)
     stripes.own = np.zeros((2, room), records["own"])
@@ -401,7 +406,7 @@ def test_readings_of_what_the_program_writes(host: Host) -> None:
     """Contributions to an own stripe of four, sums of the others'."""
     maps = host.maps
     maps.stripes.own["conversion"][1, :4] = [6, 6, 6, 5]
-    maps.config["offered"] = 6
+    host.channel["offered"] = 6
     assert maps.converted(1, 6, 0, 4) == 3
     assert maps.converted(2, 6, 0, 4) == 0
     for sender, index in ((2, 0), (2, 1), (2, 2), (3, 0), (3, 1)):
@@ -423,7 +428,7 @@ def test_readings_of_what_the_program_writes(host: Host) -> None:
 
 def test_the_doorbell(host: Host) -> None:
     """Readable while something is in it; a list with its unit, then counts; nothing is lost round the ring."""
-    host.maps.config["clock"] = 1
+    host.channel["clock"] = 1
     poll = select.epoll()
     poll.register(host.doorbell.fileno(), select.EPOLLIN)
     assert poll.poll(0) == []

@@ -11,8 +11,10 @@ import pytest
 
 from nicps import wire
 from nicps.dataplane import bpf
+from nicps.layout import layout
 from nicps.wire import FrameType
-from tests.stripes import GROUP, MACS, NETWORK, Own, StripesModel, signed
+from tests.stripes import GROUP, MACS, NETWORK, signed
+from tests.stripes_model import Own, StripesModel
 from tests.xdp import stall
 from tests.xdp.stall import Meeting
 from tests.xdp.striped import Target
@@ -124,7 +126,7 @@ def test_a_sum_counts_for_its_own_round(program: Striped, later: str) -> None:
     )
     assert met.run.verdict == bpf.XDP_TX and made.tail == answer.tail
     assert answer.type == made.type == FrameType.SUM
-    progress = program.target.progress[wire.MAX_MEMBERS + 1]
+    progress = program.target.progress[layout().limits["COUNTS"]]
     assert (int(progress["tag"]), int(progress["count"])) == (VIEW << 32 | 1, 1)
     assert program.target.give(newer[1]).verdict == bpf.XDP_TX
     assert (int(progress["tag"]), int(progress["count"])) == (view << 32 | round_, 1)

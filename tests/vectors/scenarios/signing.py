@@ -60,7 +60,7 @@ def signed() -> Scenario:
         ring=(4, 15),
         bounced=(4, 15),
         bounces=2,
-        windows=[(2, 6, 0), (3, 7, 0)],
+        windows=[(2, 2, 6, 0), (3, 3, 7, 0)],
     )
 
 
@@ -111,7 +111,7 @@ def forged() -> Scenario:
         slots=[(ROUND, 0, [2])],
         accumulators=[{"bank": BANK, "block": 0, "lane": 0, "values": values}],
         ring=(4, 5),
-        windows=[(2, 13, 0)],
+        windows=[(2, 12, 13, 0)],
     )
 
 
@@ -153,7 +153,10 @@ def replayed() -> Scenario:
     far = {"sequence": 8 + WINDOW}
     s.fragment("a number far ahead", PASS, ADDED, index=1, header=far, heard=True)
     s.step("the first fragment falls behind the window", first, DROP, REPLAYED, heard=False)
-    s.step("so does the token", old, DROP, REPLAYED, heard=False)
+    s.step("not the token: its window is that of tokens", old, DROP, STALE, heard=False)
+    late = {"sequence": 3 + WINDOW}
+    s.token("a token far ahead of it", PASS, UP, hop=8, header=late, heard=True)
+    s.step("then it falls behind", old, DROP, REPLAYED, heard=False)
     edge = {"sequence": 8}
     s.fragment("the last number behind it", DROP, REPLAYED, index=2, fragments=9, header=edge)
     edge = {"sequence": 9}
@@ -167,13 +170,15 @@ def replayed() -> Scenario:
     )
     s.step("a forged one behind the window costs no hash", flip(first, TAG), DROP, REPLAYED)
     s.agent("round 8 begins", round=8, round_low=8, round_high=8)
+    far = {"sequence": 20 + WINDOW}
+    s.token("no token moves the window of fragments", PASS, UP, hop=9, header=far, heard=True)
     inside = {"sequence": 10}
     s.fragment("an old round, inside the window", DROP, "round", header=inside, heard=False)
     return s.ends(
         progress=[(ROUND, 2, 3)],
         slots=[(ROUND, 0, [2]), (ROUND, 1, [2]), (ROUND, 2, [2])],
-        ring=(4, 7),
-        windows=[(2, 8 + WINDOW, 8), (3, 2, 2)],
+        ring=(4, 9),
+        windows=[(2, 8 + WINDOW, 20 + WINDOW, 8), (3, 0, 2, 2)],
     )
 
 
@@ -192,7 +197,7 @@ def last_numbers() -> Scenario:
     return s.ends(
         progress=[(ROUND, 2, 4)],
         slots=[(ROUND, index, [2]) for index in range(4)],
-        windows=[(2, last, 0)],
+        windows=[(2, last, 0, 0)],
     )
 
 
