@@ -114,7 +114,7 @@ class Frames:
         """A host refuses what was asked; or a parameter of the own part is near the limits."""
         now, life = self._driver.now, self._life
         if not bell.fragments:
-            return life.servers_refused(now)
+            return life.servers_refused(now, bell.unit)
         try:
             full = self._served.find_full()
         except JobFailed as error:
@@ -300,6 +300,7 @@ def write_settings(
     config["sums_next"], config["sums"] = int(state.sums_next), int(state.sums)
     config["width_next"], config["width"] = state.width_next, state.width
     config["offered"], config["clock"] = state.offered, state.clock
+    config["passes"] = 1 << state.partner >> 1
     if set_ranks is not None:
         set_ranks()
     barrier()
