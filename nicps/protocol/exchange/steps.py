@@ -23,8 +23,10 @@ from nicps.protocol.signals import Lacks
 
 #: Questions to a partner without any parameters, after which the servers are asked.
 _PARTNERS_ASKS = 5
-#: After a refusal the same is asked again so soon; of a partner twice as late each time.
+#: After a refusal the same is asked again so soon.
 _AGAIN_S = 0.001
+#: After a partner's; each time twice as late.
+_PARTNER_AGAIN_S = 0.002
 #: While a partner is not asked for all that it may have yet, what has come is looked at so often.
 _PACE_S = 0.002
 
@@ -175,7 +177,7 @@ class Steps:
             if serves:
                 window.due = min(window.due, now + _AGAIN_S)
             else:
-                window.hold(now, _AGAIN_S * (1 << min(window.unanswered, _PARTNERS_ASKS)))
+                window.hold(now, _PARTNER_AGAIN_S * (1 << min(window.unanswered, _PARTNERS_ASKS)))
 
     def deadline(self) -> float:
         """When the next one has not come for too long, or a partner may have more."""
