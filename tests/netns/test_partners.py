@@ -92,11 +92,14 @@ def test_half_of_the_parameters_come_from_partners(workers: int, most: float) ->
 
 @pytest.mark.long
 def test_two_servers_and_narrow_lanes() -> None:
-    """A set goes over the border of the servers' parts; a fragment of 8-bit lanes is four of parameters."""
+    """A set goes over the border of the servers' parts; a fragment of 8-bit lanes is four of parameters.
+
+    The lead, h1, pulls the other server's part after each commit: 2.5 of 4.5 times the parameters are 0.556.
+    """
     with Stage(6, program=None) as network:
         network.up()
         runs = both(network, branched(network.folder), servers="2", lane="i8", micro_batches=2)
-        assert part(runs) <= 0.55
+        assert part(runs) <= 0.58
 
 
 @pytest.mark.long
