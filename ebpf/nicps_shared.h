@@ -305,9 +305,9 @@ struct nicps_answered {
  * here. In a round of stripes or servers also the list, as the first part that
  * came here has it (`count` is 0). With servers also the number of fragments of
  * a step that are acknowledged, or of a pull that are here (`tag` is its
- * number), that a question was refused (`fragments` is 0), and that a parameter
- * is near the limits (`members` and `count` are 0). Some are lost if the agent
- * sleeps for long: it then reads the maps.
+ * number), that a question was refused (`fragments` is 0, `unit` the member that
+ * refuses), and that a parameter is near the limits (`members` and `count` are
+ * 0). Some are lost if the agent sleeps for long: it then reads the maps.
  */
 struct nicps_bell {
 	__u64 tag;

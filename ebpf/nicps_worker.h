@@ -129,6 +129,7 @@ static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 	struct nicps_ring *ring = nicps_ring();
 	struct nicps_bell bell = {
 		.tag = bpf_ntohl(body->number),
+		.unit = (u8)sender->number,
 	};
 	u64 now = bpf_ktime_get_coarse_ns(), told;
 	int reason;

@@ -41,6 +41,7 @@ __all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Served", "Session
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=OfRound)
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
+_ENDS = shared_form.Phase, shared_form.Abort, Pulled
 
 
 class Session:
@@ -439,6 +440,12 @@ class Session:
             while not self._pending and not self._channel.wait(_GLANCE_S):
                 reducer.ahead(lambda: self._channel.wait(0.0))
 
+    def _glance(self, seconds: float) -> bool:
+        """Wait so long for a message, and keep it; False once one of those kept may end a pull."""
+        if self._channel.wait(seconds):
+            self._pending.append(self._take())
+        return not any(isinstance(message, _ENDS) for message, _ in self._pending)
+
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))
 
@@ -471,7 +478,7 @@ class Session:
         if isinstance(message, Serves) and self.served is None:
             assert self._residual is not None, "call ready() first"
             whose = self._format, self._residual, self.number
-            self.served = Served(*whose, self._send, self._await)
+            self.served = Served(*whose, self._send, self._await, self._glance)
         if isinstance(message, Serves | Pulled) and self.served is not None:
             self.served.map(message, iter(fds))
         if isinstance(message, NearLimit):

@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,10 @@ class FakeServed:
         self._given: tuple[list[bytes], list[int], int] | None = None  # a step, until it is judged
         self._keep: Callable[[], None] = lambda: None
         self._committed = np.zeros(0, np.float32)
+        self._pulled: set[int] = set()  # ranks of the pull under way
+        workers = sorted(session.network.working())
+        place = workers.index(self._number) if self._number in workers else 0
+        self.about = SimpleNamespace(own_set=1 + place % 2)
 
     def fill(self, weights: np.ndarray) -> None:
         """Of the handed-out weights, which the network has itself."""
@@ -319,6 +324,7 @@ class FakeServed:
 
     def pull(self, round_: int) -> None:
         self._pulls = round_
+        self._pulled.clear()
 
     def wait_pulled(self, round_: int) -> bool:
         network, session = self._network, self._session
@@ -326,17 +332,39 @@ class FakeServed:
         stop = session.retrains if self._reads else session.is_over
         with network.changed:
             for rank in range(len(network.servers)):
-                if not network.turn(self._number, stop):
+                if rank not in self._pulled and not self._pull_part(rank, stop):
                     return False
-                where, values = network.held(rank)
-                self._worker.store[where] = values
-                self._worker.versions[rank] = round_, network.versions[rank]
-                network.log.append(("pull", self._number, rank))
         self._reads = False
         return True
 
-    def read(self, out: np.ndarray) -> None:
-        out[:] = self._worker.store[: len(out)]
+    def _pull_part(self, rank: int, stop: Callable[[], bool]) -> bool:
+        network = self._network
+        if not network.turn(self._number, stop):
+            return False
+        where, values = network.held(rank)
+        self._worker.store[where] = values
+        self._worker.versions[rank] = self._pulls, network.versions[rank]
+        self._pulled.add(rank)
+        network.log.append(("pull", self._number, rank))
+        return True
+
+    def arrive(self, first: int, end: int) -> bool:
+        """A part comes as a whole, when it is waited for; until another phase begins."""
+        network = self._network
+        each = network.format.per_fragment // PULLED
+        with network.changed:
+            network.log.append(("waits", self._number, first, end))
+            for rank in range(len(network.servers)):
+                part = network.part_of(rank)
+                meets = part.start * each < end and first < part.stop * each
+                if meets and rank not in self._pulled:
+                    if not self._pull_part(rank, self._session.is_over):
+                        return False
+        return True
+
+    def read(self, out: np.ndarray, first: int = 0, end: int | None = None) -> None:
+        end = len(out) if end is None else min(end * PULLED, len(out))
+        out[first * PULLED : end] = self._worker.store[first * PULLED : end]
 
     # ---- steps
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member's training loop: R11 to R15 and R20 to R22, seen from the side that computes.
 
-    train   as the job's system has it: `trainer.ring` (R), `trainer.served` (S)
+    train   as the job's system has it: `trainer.ring` (R), `trainer.served` (S, B)
     test    own part of the test set -> tally
     save    write everything that another member needs to go on
     load    go on from what another member has saved
@@ -14,9 +14,11 @@ The loop itself knows NumPy arrays only: what computes with them is `Training`.
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -67,6 +69,7 @@ class Loop:
         train: Records,
         test: Records,
         workdir: Path,
+        orders: Sequence[Sequence[str]] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -77,6 +80,7 @@ class Loop:
             training: as it was handed out.
             train, test: the records that this host has: all of them, or with `redeal=False` its own part.
             workdir: where states and checkpoints are, and out/metrics.jsonl.
+            orders: of computing, as in prepared.json (B3).
         """
         self._session, self._training, self._test = session, training, test
         self._settings = training.job.settings
@@ -87,8 +91,15 @@ class Loop:
         checkpoint = workdir / CHECKPOINT
         self._decisions = Decisions(session, training, self._journal, checkpoint, clock)
         parts = session, training, self._share, self._journal, self._decisions
-        served = self._settings.served
-        self._system: System = Served(*parts, clock) if served else Ring(*parts, out, clock)
+        self._system: System
+        if not self._settings.served:
+            self._system = Ring(*parts, out, clock)
+        elif self._settings.packed:
+            partnered = importlib.import_module("trainer.partnered")  # with PyTorch
+            ahead = partial(partnered.Ahead, training, self._share, orders)
+            self._system = Served(*parts, clock, ahead)
+        else:
+            self._system = Served(*parts, clock)
         session.on_keep = lambda: self._system.keep(self._decisions.checkpoint)
 
     def run(self) -> State:

@@ -54,6 +54,10 @@ class Arrivals:
         """A step begins: nothing is there."""
         self._here[:] = False
 
+    def end(self) -> None:
+        """Everything is there, or nothing is waited for any more."""
+        self._here[:] = True
+
     def require(self, pieces: Fragments) -> None:
         """Wait for those of the fragments that are not there yet."""
         missing: list[range] = []
@@ -148,7 +152,7 @@ class Traced:
         return graph
 
 
-class _Forward(fx.Interpreter):
+class Forward(fx.Interpreter):
     """The forward pass of a model that trains, node by node. In tests the model computes as it is written."""
 
     def __init__(
@@ -161,6 +165,11 @@ class _Forward(fx.Interpreter):
         self._signature = inspect.signature(model.forward)
         self.require: dict[str, Callable[[], None]] = {}  # what to do before a tensor is read
         model.forward = self.forward
+
+    def follow(self, graph: fx.Graph) -> None:
+        """From now on the nodes run in that order."""
+        super().__init__(self.module, graph=graph)
+        self.extra_traceback = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training:
@@ -180,7 +189,7 @@ class _Forward(fx.Interpreter):
         return super().get_attr(target, args, kwargs)
 
 
-class _Recorder(_Forward):
+class _Recorder(Forward):
     """Notes which nodes draw random numbers, and which change a tensor that others read."""
 
     def __init__(
@@ -235,7 +244,7 @@ def attach(
     require: Callable[[Fragments], None],
     traced: Traced | None = None,
     order: Sequence[str] = (),
-) -> None:
+) -> Forward | None:
     """Let the model wait for the fragments of its modules' parameters and buffers, and compute in that order.
 
     Args:
@@ -243,6 +252,9 @@ def attach(
         require: is called before they are read, such as `Arrivals.require`.
         traced, order: how a model that is built alike was traced, and the names of its nodes. Without them the model
             computes as it is written.
+
+    Returns:
+        What runs the traced model, which can `follow` another order.
     """
     places = fragments(layout)
     names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
@@ -261,12 +273,13 @@ def attach(
             if not any(name == leaf or name.startswith(f"{leaf}.") for leaf in whole):
                 if hook := waiting(_directly(module)):
                     module.register_forward_pre_hook(hook)
-        return
-    forward = _Forward(model, traced.in_order(order), traced.constants)
+        return None
+    forward = Forward(model, traced.in_order(order), traced.constants)
     for node in traced.graph.nodes:
         if node.op == "get_attr" and node.target not in traced.constants:
             if hook := waiting((forward.fetch_attr(str(node.target)),)):
                 forward.require[str(node.target)] = hook
+    return forward
 
 
 def _directly(module: nn.Module) -> Iterator[Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""B1, B2: branches in two sets of near-equal size, and workers in groups of two."""
+"""B1: branches in two sets of near-equal size."""
 
 from __future__ import annotations
 
@@ -114,22 +114,6 @@ def _subset(sizes: Sequence[int], target: float) -> list[int]:
             found.append(at)
             best -= sizes[at]
     return found
-
-
-def groups(workers: Iterable[int]) -> list[tuple[int, ...]]:
-    """B2: workers in order of number, by twos; of an odd number the last three are a group. A single one is alone."""
-    numbers = sorted(workers)
-    odd = len(numbers) % 2
-    starts = range(0, max(len(numbers) - odd, odd), 2)
-    found = [tuple(numbers[at : at + 2]) for at in starts]
-    if odd and len(numbers) > 1:
-        found[-1] += (numbers[-1],)
-    return found
-
-
-def first_set(group: Sequence[int], worker: int) -> int:
-    """B3: the set that a worker pulls from the servers: 1 for the first of its group, 2 for the others."""
-    return 1 if worker == group[0] else 2
 
 
 def fragments(layout: weights.Layout) -> dict[str, range]:

@@ -51,9 +51,10 @@ def prepare(
         overrides: settings by key, over the job's own.
         resume: a checkpoint to go on from (R22). `overrides` are then over the settings that it was made under, and
             its state goes along as resume.npz.
-        packed: B1: branches are packed into two sets, and the vector is laid out with set 1 first. prepared.json has
-            `sets` then, how many numbers of the vector belong to each, and `orders`, the nodes of the traced model in
-            the order of a member that pulls set 1 from the servers, and in that of one that pulls set 2.
+        packed: B1: branches are packed into two sets, and the vector is laid out with set 1 first, as in each job of
+            system B. prepared.json has `sets` then, how many numbers of the vector belong to each, and `orders`, the
+            nodes of the traced model in the order of a member that pulls set 1 from the servers, and in that of one
+            that pulls set 2.
 
     Returns:
         What is in prepared.json.
@@ -111,7 +112,7 @@ def _prepare(
         raise JobError("job.py: data(): there are no training samples")
     check_pushes(job.settings, job.settings.rounds_between_tests(counts["train"]))
     # After the cheap errors: PyTorch takes seconds.
-    branches = pack_branches(job) if packed else None
+    branches = pack_branches(job) if packed or job.settings.packed else None
     training = training_of(job, counts["train"], branches.order() if branches else ())
     if saved is not None and resume is not None:
         training.take(saved, resume)

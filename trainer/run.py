@@ -72,6 +72,7 @@ def train(session: Session, workdir: Path) -> None:
         Records(workdir / "train.bin", prepared["train"]["fields"]),
         Records(workdir / "test.bin", prepared["test"]["fields"]),
         workdir,
+        prepared.get("orders", ()),
     )
     state = loop.run()
     final = {

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System S: servers hold the parameters, and workers push their optimizers' steps (rules S1 to S5, docs/servers.md).
+"""Systems S and B: servers hold the parameters, and workers push their optimizers' steps (rules S1 to S5, B3 and B4,
+docs/servers.md).
 
     worker   pull -> compute -> push weights - pulled, with the version pulled (S1) -> pull ...
              a synchronisation is due -> its step is averaged with those of all others (S4) -> commit -> pull -> digest
+    in B     each step is averaged; the next one is computed while the parameters arrive (`trainer.partnered`)
     server   commit -> pull, if a test, a checkpoint or the end comes next
 
 What a worker pushes is counted 1 / staleness by the servers (S2, S3). After each synchronisation all workers hold the
@@ -25,6 +27,7 @@ from trainer.journal import Journal
 from trainer.share import Share
 
 if TYPE_CHECKING:
+    from trainer.partnered import Ahead
     from trainer.training import Training
 
 
@@ -60,8 +63,13 @@ class Served:
         journal: Journal,
         decisions: Decisions,
         clock: Callable[[], float],
+        make_ahead: Callable[[Callable[[], client.Served]], Ahead] | None = None,
     ) -> None:
-        """Nothing is pulled yet."""
+        """Nothing is pulled yet.
+
+        Args:
+            make_ahead: makes what computes steps while their parameters arrive, with what gives the servers (B).
+        """
         self._session, self._training, self._model = session, training, training.model
         self._share, self._journal, self._decisions = share, journal, decisions
         self._settings, self._clock = training.job.settings, clock
@@ -70,6 +78,7 @@ class Served:
         self._fresh = True  # the weights are those that were handed out, or another member's
         self._moved = False  # they are not those of the last commit
         self._behind = 0  # the round whose commit has been heard of, and not been pulled
+        self._ahead = make_ahead(lambda: self._servers) if make_ahead is not None else None
 
     @property
     def _servers(self) -> client.Served:
@@ -137,7 +146,9 @@ class Served:
 
     def _work(self, round_: int) -> None:
         """Pull, and train on from there (S1)."""
-        if not self._pull(round_):
+        if self._ahead is not None:
+            self._ahead.enter()
+        if not self._pull(round_, self._ahead):
             return
         if self._behind:  # what it has pulled is the nearest to that commit
             self._note_commit()
@@ -167,7 +178,9 @@ class Served:
         if self._is_barrier(own):
             self._servers.skip(round_)
             return self._waited(round_) or False
-        samples, loss_sum = self._share.compute(round_, self._worked)
+        of = round_, self._worked
+        computed = self._ahead.take(*of) if self._ahead is not None else None
+        samples, loss_sum = computed or self._share.compute(*of)
         if samples < self._share.place.share:  # called away
             return self._waited(round_) or False
         state = training.state
@@ -228,12 +241,12 @@ class Served:
     def _read(self, commit: Commit, own: _Round) -> int:
         """A synchronisation is whole: pull what it comes to, tell the digest, decide what comes next."""
         committed = self._clock()
-        before = self._count(commit, committed)
-        if not self._pull(commit.round + 1):
+        test = self._decisions.is_test_due(self._count(commit, committed))
+        if not self._pull(commit.round + 1, None if test else self._ahead):
             return 0
         self._note_commit()
         self._session.applied(commit, self._training.digest())
-        return self._end(commit, self._decisions.is_test_due(before), own, committed)
+        return self._end(commit, test, own, committed)
 
     # ---- a server
 
@@ -263,10 +276,17 @@ class Served:
         assert not isinstance(ended, client.Stepped), "a step has come of no step"
         return ended
 
-    def _pull(self, round_: int) -> bool:
-        """S1: all parameters; False if another phase begins before they are here."""
+    def _pull(self, round_: int, ahead: Ahead | None = None) -> bool:
+        """S1: all parameters; False if another phase begins before they are here.
+
+        Args:
+            ahead: computes a step meanwhile.
+        """
         servers = self._servers
         servers.pull(round_)
+        if ahead is not None:
+            self._moved = True
+            ahead.compute(round_, self._worked)
         if not servers.wait_pulled(round_):
             return False
         servers.read(self._model.weights)

@@ -61,12 +61,14 @@ class Settings:
     tracker_dir: an absolute path on the lead's host, in which trackers write in place of the run's folder.
     stall_s: seconds after which a training program that is to work, and says nothing, is started again.
     system: "R", the ring: all hosts add up gradients, round by round; "S": servers hold the parameters, and workers
-        push steps to them when they have one. `quorum` is 1 then.
+        push steps to them when they have one; "B": each step is averaged at the servers (`sync_every` is 1), and a
+        worker gets half of the parameters from a partner. `quorum` is 1 with both.
     sync_every: S: pushes after which the steps of all workers are averaged (T); 1: each step is; 0: none ever.
-    servers: S: how many hosts serve, the first ones, or their names, separated by commas.
-    servers_train: S: servers have a share of the batch, too.
+    servers: S, B: how many hosts serve, the first ones, or their names, separated by commas.
+    servers_train: S, B: servers have a share of the batch, too.
     staleness: S: a push counts 1 / staleness (S3); False: all count alike.
-    partners: B: workers get half of the parameters from each other; False: all from the servers.
+    partners: B: workers get half of the parameters from each other; False: all from the servers, in plain synchronous
+        training with the same bits.
     """
 
     batch: int = 512
@@ -106,6 +108,11 @@ class Settings:
     def served(self) -> bool:
         """Whether servers hold the parameters."""
         return self.system != "R"
+
+    @property
+    def packed(self) -> bool:
+        """Whether the model's branches are packed into two sets (B1)."""
+        return self.system == "B"
 
     def planned_rounds(self, records: int) -> int | None:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
@@ -165,6 +172,8 @@ def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
     merged = implied(dataclasses.replace(settings, **changes, slow=slow))
     if merged.served and changes.get("quorum", 1.0) != 1:
         raise JobError(_wrong("quorum", changes["quorum"], f"1, as system is {merged.system}"))
+    if merged.packed and changes.get("sync_every", 1) != 1:
+        raise JobError(_wrong("sync_every", changes["sync_every"], "1, as system is B"))
     check(merged)
     return merged
 
@@ -173,6 +182,8 @@ def implied(settings: Settings) -> Settings:
     """With what other settings imply."""
     if settings.rank is not None:
         return dataclasses.replace(settings, lane="i32", quorum=1.0)
+    if settings.packed:
+        return dataclasses.replace(settings, quorum=1.0, sync_every=1)
     if settings.bucket_mb is not None or settings.served:
         return dataclasses.replace(settings, quorum=1.0)
     return settings
@@ -260,8 +271,6 @@ def _are_servers(text: str) -> bool:
 def _check_served(settings: Settings) -> None:
     """What cannot be where servers hold the parameters."""
     of = f"as system is {settings.system}"
-    if settings.system == "B":
-        raise JobError("setting system is 'B', which is not built yet; it must be R or S")
     if settings.servers_train:
         raise JobError("setting servers_train is True, which is not built yet; it must be false")
     _demand(settings, "exchange", settings.exchange == "auto", f"auto, {of}")

@@ -223,7 +223,7 @@ class Executor:
             case act.KeepRecords(facts, last_round):
                 facts = {**self._facts(), **facts}
                 if "served" in facts:
-                    facts["served"] = {**facts["served"], "versions": self.served.versions}
+                    facts["served"] = {**facts["served"], **self.served.facts()}
                 return partial(_keep_records, self._here, facts, last_round)
             case act.MakeResult():
                 run = self._settings.runs / task.job

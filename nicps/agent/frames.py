@@ -114,7 +114,7 @@ class Frames:
         """A host refuses what was asked; or a parameter of the own part is near the limits."""
         now, life = self._driver.now, self._life
         if not bell.fragments:
-            return life.servers_refused(now)
+            return life.servers_refused(now, bell.unit)
         try:
             full = self._served.find_full()
         except JobFailed as error:
@@ -303,6 +303,7 @@ def write_settings(
     config["width"] = channel["width"] = state.width
     channel["width_next"], channel["offered"] = state.width_next, state.offered
     config["clock"] = channel["clock"] = state.clock
+    config["passes"] = 1 << state.partner >> 1
     if set_ranks is not None:
         set_ranks()
     barrier()

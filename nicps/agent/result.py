@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nicps import wire
 from nicps.agent.metrics import METRICS, pushes_of, read_metrics
 from nicps.agent.records import read_object
 from nicps.errors import JobFailed
@@ -25,6 +26,8 @@ from nicps.session.metrics import MetricsRow
 
 _MOST_BYTES = 1 << 20  # of a file that holds one object
 _DIGEST_BYTES = 16
+#: A frame with 360 parameters, and all its headers.
+_HELD_BYTES = wire.ETHERNET_BYTES + wire.PUSH_HEADER_BYTES + wire.PAYLOAD_BYTES
 
 
 def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, Any]:
@@ -93,19 +96,25 @@ def _served(agents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     An agent's facts have under `served`: `system`; `pushes`, those of its own training program; `synchronisations`
     that it has seen; `versions`, of the first server's part, if it was that; `staleness`, as how many values, their
-    sum and the largest, of its pushes at all servers.
+    sum and the largest, of its pushes at all servers; `pulled` and `passed_on`, the frames with parameters that it has
+    sent as a server, and as a partner (B3).
     """
     if not agents:
         return {"system": "R"}
     count, total, most = (
         [agent["staleness"][at] for agent in agents if agent["staleness"][0]] for at in range(3)
     )
+    given = {}
+    if agents[0]["system"] == "B":
+        for name, key in (("server_bytes_out", "pulled"), ("partner_bytes", "passed_on")):
+            given[name] = _HELD_BYTES * sum(agent[key] for agent in agents)
     return {
         "system": agents[0]["system"],
         "versions": max(agent["versions"] for agent in agents),
         "staleness_mean": sum(total) / sum(count) if count else None,
         "staleness_max": max(most, default=None),
         "forced_synchronisations": max(agent["synchronisations"] for agent in agents),
+        **given,
     }
 
 

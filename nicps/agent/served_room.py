@@ -15,6 +15,9 @@ from nicps.job import actions as act
 from nicps.session.fields import Message
 from nicps.session.served_form import NearLimit, Pulled, Serves
 
+#: Counters of the frames with parameters that leave this host: as a server, and as a partner.
+_GIVEN = ("pulled", "passed_on")
+
 
 class ServedRoom:
     """Of one job after the other. What takes long is done in a thread: `reserve`, `fill`, `read` and `release`.
@@ -31,6 +34,16 @@ class ServedRoom:
         self._part: ServedPart | None = None
         self._begins: act.BeginServing | None = None  # a phase that is prepared
         self.versions = 0
+        self._before = self._given_out()
+
+    def _given_out(self) -> tuple[int, ...]:
+        counters = self._dataplane.maps.counters()
+        return tuple(counters.get(name, 0) for name in _GIVEN)
+
+    def facts(self) -> dict[str, int]:
+        """For the run's result: `versions`, and how many frames with parameters have left this host in the job."""
+        since = (now - then for now, then in zip(self._given_out(), self._before, strict=True))
+        return {"versions": self.versions, **dict(zip(_GIVEN, since, strict=True))}
 
     @property
     def _servers(self) -> Servers:
@@ -158,6 +171,7 @@ class ServedRoom:
         self._given = self._told = self._part = self._begins = None
         self._former = []
         self.versions = 0
+        self._before = self._given_out()
         if self._dataplane.maps.servers is not None:
             self._servers.retire()
 

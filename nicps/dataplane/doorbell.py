@@ -23,7 +23,8 @@ class Bell:
     """A message of the program (`struct nicps_bell`): a list if `count` is 0, otherwise how many sums are here.
 
     Attributes: `tag`, view << 32 | round. `members`, the list, bit number - 1. `fragments`, of the round.
-    `unit`, of the round, where `count` is 0. `channel`, of the round.
+    `channel`, of the round.
+    `unit`, of the round, where `count` is 0; of servers, where `fragments` is 0, too, the member that refuses.
     """
 
     tag: int

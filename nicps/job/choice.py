@@ -119,7 +119,7 @@ class Choice:
             lost = "what was pushed since the last synchronisation is lost there"
             told.append(PublishEvent("warning", {"message": f"{text}; {lost}"}))
         self._servers = servers
-        return Serving(servers, plan.every, plan.staleness), told
+        return Serving(servers, plan.every, plan.staleness, plan.sets), told
 
     def improves(self, phase: Phase, fragments: int) -> bool:
         """Whether a switch has become ready that could take over. A program of all-reduces expects no new phase for

@@ -36,10 +36,10 @@ class ServedTally:
     stalest: int = 0
     synchronisations: int = 0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, system: str) -> dict[str, Any]:
         """For the run's result."""
         return {
-            "system": "S",
+            "system": system,
             "pushes": self.pushes,
             "synchronisations": self.synchronisations,
             "staleness": [self.told, self.staleness, self.stalest],
@@ -100,9 +100,15 @@ class Finish:
         return [Acknowledge(phase.number, _NOTHING)]
 
     def begin(
-        self, now: float, phase: Phase, programs: Programs, train_rounds: int, before: int
+        self,
+        now: float,
+        phase: Phase,
+        programs: Programs,
+        train_rounds: int,
+        before: int,
+        system: str,
     ) -> Orders:
-        """Let the program save and end. A second decision gets the same answer; the rounds are those of `keep`."""
+        """Let the program save and end. A second decision gets the same answer. The rest is that of `keep`."""
         program, node = programs.current, self._node
         if self.kept:
             return self.open_records()
@@ -112,14 +118,15 @@ class Finish:
             programs.current = None
             return [*ended, *self.acknowledge_nothing(phase)]
         if program.ended:
-            return self.keep(train_rounds, before)
+            return self.keep(train_rounds, before, system)
         return program.enter(now, phase, 0, Memory(), node)
 
-    def keep(self, train_rounds: int, before: int) -> Orders:
+    def keep(self, train_rounds: int, before: int, system: str) -> Orders:
         """The program has ended well: copy its files into the run's folder, once.
 
         Args:
             before: rounds of the run that this one goes on from.
+            system: as the job's setting has it.
         """
         if self._keeping:
             return []
@@ -132,7 +139,7 @@ class Finish:
             "sums_asked_again": self.asked_again,
         }
         if self._serves:
-            facts["served"] = self._served.facts()
+            facts["served"] = self._served.facts(system)
         return [
             self._tasks.begin(self._owner, KeepRecords(facts, self._node.open_round), self._kept)
         ]

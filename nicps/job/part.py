@@ -189,13 +189,17 @@ class Part:
             entry.phase = phase
             if phase.settings.get("script"):  # its files are here once the hand-out is on disk
                 return [self._begin_settling(lambda now: self.finish.acknowledge_nothing(phase))]
-            trained = self.steps.trained, rounds_before(self.prepared)
-            return self.finish.begin(now, phase, self.programs, *trained)
+            return self.finish.begin(now, phase, self.programs, *self._facts)
         if not entry.has_share(phase):
             entry.phase = phase  # this host only passes on what others train
             return entry.make_room(phase, None, now)
         entry.waiting = phase
         return [self._begin_settling(self._enter_training)]  # the hand-out is on disk then
+
+    @property
+    def _facts(self) -> tuple[int, int, str]:
+        """Rounds of training, those of the run that this one goes on from, and the job's system."""
+        return self.steps.trained, rounds_before(self.prepared), str(self.settings.get("system"))
 
     def _begin_settling(self, then: Callable[[float], Orders]) -> Order:
         return self._tasks.begin(self, Settle(), lambda now, _: then(now))
@@ -434,7 +438,7 @@ class Part:
         if self.group:
             return [] if self._left else self.programs.lose_of_group(last)
         if self.finishing and not code:  # in whatever phase after a change of the view
-            return self.finish.keep(self.steps.trained, rounds_before(self.prepared))
+            return self.finish.keep(*self._facts)
         reason = f"the training program ended: {last}"
         self.programs.crash = f"{self._node.name}: {reason}"
         dropped: Orders = [DropFragments()]  # the rest of its gradient will not come

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.script import is_script
-from nicps.job.serving import SYNC_EVERY, Asked, is_served
+from nicps.job.serving import SYNC_EVERY, Asked, is_served, second_begins
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.serving import Serving
@@ -46,7 +46,8 @@ class Plan:
     feedback, and nothing that is saved or shown; `waits_for`: its name and size. `script`: its files are handed out,
     and that is all. `steps`: a step of training takes several rounds of any size, by stripes, with all members and
     without feedback: its program knows what they hold. `servers`: parameters are at servers, with
-    a synchronisation after `every` pushes, whose `staleness` counts; None: at all members.
+    a synchronisation after `every` pushes, whose `staleness` counts; None: at all members. `sets`: the first fragment
+    of parameters of set 2, where workers have partners (B3), or 0.
     """
 
     job: str
@@ -69,6 +70,7 @@ class Plan:
     servers: Asked | None = None
     every: int = 0
     staleness: bool = True
+    sets: int = 0
 
     @classmethod
     def of(
@@ -78,9 +80,10 @@ class Plan:
         exchange: Exchange,
         *,
         believes_switch: bool = False,
+        sets: Sequence[int] = (),
     ) -> Plan:
         """Make the plan of a prepared job's settings, and the lead's own; `believes_switch`: the lead believes a
-        Linux switch.
+        Linux switch. `sets`: numbers of each set, if its branches were packed (B1).
         """
         asked, group, steps = _asked(settings), is_group(settings), has_steps(settings)
         servers = Asked.of(settings) if is_served(settings) else None
@@ -107,6 +110,7 @@ class Plan:
             servers=servers,
             every=int(settings.get("sync_every", SYNC_EVERY)),
             staleness=bool(settings.get("staleness", True)),
+            sets=second_begins(settings, sets),
         )
 
     @property

@@ -208,7 +208,9 @@ class Roles:
             try:
                 exchange = self._exchange_of(part)
                 believes = self._settings.believes_switch
-                plan = Plan.of(part.id, part.settings, exchange, believes_switch=believes)
+                sets = part.prepared.get("sets", ())
+                of = part.id, part.settings, exchange
+                plan = Plan.of(*of, believes_switch=believes, sets=sets)
             except (NicpsError, ValueError, KeyError, TypeError) as error:
                 able = False
                 orders.append(Warn(f"the job cannot be led from here: {error}"))

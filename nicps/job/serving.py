@@ -6,15 +6,16 @@ Nothing here has a state: the lead asks as it decides on a training phase, and e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.job.text import one_line
+from nicps.protocol.partners import own_set
 from nicps.protocol.phase import Phase
-from nicps.protocol.serving import pulled_fragments
+from nicps.protocol.serving import PULLED_WIDTH, pulled_fragments
 from nicps.protocol.view import View
 from nicps.session.served_form import Serves
 
@@ -24,6 +25,17 @@ SYNC_EVERY = 64  # pushes from one synchronisation to the next (T of S4): the de
 def is_served(settings: Mapping[str, Any]) -> bool:
     """Whether a job with these settings has parameter servers."""
     return str(settings.get("system", "R")) != "R"
+
+
+def second_begins(settings: Mapping[str, Any], sets: Sequence[int]) -> int:
+    """The first fragment of set 2 of a job whose workers have partners; otherwise 0.
+
+    Args:
+        sets: numbers of each set, as the prepared job has them. The fragment in which both meet belongs to set 1.
+    """
+    if not sets or not bool(settings.get("partners", True)):
+        return 0
+    return -(-int(sets[0]) // wire.lanes_per_fragment(PULLED_WIDTH))
 
 
 # ---- the lead: which members serve
@@ -195,4 +207,5 @@ def announce(phase: Phase, number: int, vector: int, *, new: bool, fills: bool) 
     assert serving is not None
     part = room.lanes(phase.width, vector) if fills else range(0)
     maps = (room.room, room.pushes) if new else (0, 0)
-    return Serves(serving.servers, serving.every, serving.sets, *maps, part.start, len(part))
+    sets, own = serving.sets, own_set(phase, number)
+    return Serves(serving.servers, serving.every, sets, *maps, part.start, len(part), own)

@@ -42,7 +42,8 @@ class Submission:
         try:
             settings = prepared["settings"]
             chosen = Plan.choose(settings, exchange, believes_switch=believes_switch)
-            plan = Plan.of(job_id, settings, chosen, believes_switch=believes_switch)
+            sets = prepared.get("sets", ())
+            plan = Plan.of(job_id, settings, chosen, believes_switch=believes_switch, sets=sets)
             self.job_id, self.prepared = job_id, prepared
             assert self.files is not None
         except (ValueError, KeyError, TypeError) as error:

@@ -222,6 +222,7 @@ class Control(OpenRound):
             width_next=width,
             offered=(0, exchange.conversion) if self.round & 1 else (exchange.conversion, 0),
             clock=exchange.clock,
+            partner=exchange.partner,
         )
 
     # ---- the list, and what closes it

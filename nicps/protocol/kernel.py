@@ -81,7 +81,8 @@ class KernelState:
     """What the XDP program must know to act for this member (`struct nicps_config`).
 
     `aggregators`, `width`: of stripes, in the open round; `_next`: in later ones. `offered`, by parity: the conversion
-    of this host's lanes that counts. `clock`: the agent is woken after so many sums.
+    of this host's lanes that counts. `clock`: the agent is woken after so many sums. `partner`: parameters are taken of
+    that member, too.
     """
 
     round: int
@@ -98,3 +99,4 @@ class KernelState:
     width_next: int = 0
     offered: tuple[int, int] = (0, 0)
     clock: int = 0
+    partner: int = 0

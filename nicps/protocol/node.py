@@ -191,10 +191,10 @@ class Node(NodeParts):
         ring = self.rings.of_round(round_)
         return self._take(now, ring.pull(now, sources) if isinstance(ring, ServedRing) else [])
 
-    def refused(self, now: float) -> None:
-        """With servers: a host has answered that it cannot do something yet; `deadline` is soon."""
+    def refused(self, now: float, member: int) -> None:
+        """With servers: that member has answered that it cannot do something yet; `deadline` is soon."""
         if isinstance(self.ring, ServedRing):
-            self.ring.refused(now)
+            self.ring.refused(now, member)
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""

@@ -67,9 +67,9 @@ class ServedRing(Ring):
         self._served.pull(sources)
         return self._served.settle(now)
 
-    def refused(self, now: float) -> None:
-        """A host has answered that it cannot do something yet."""
-        self._servers.hear_refusal(now)
+    def refused(self, now: float, member: int) -> None:
+        """That member has answered that it cannot do something yet."""
+        self._servers.hear_refusal(now, member)
 
     def read(self, now: float, round_: int, digest: int) -> Steps:
         """The parameters after that round have been read."""

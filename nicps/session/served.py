@@ -33,6 +33,8 @@ from nicps.session.stripes import Records
 
 #: Bits of the lanes in which parameters are pulled.
 _PULLED_WIDTH = 32
+#: How often a waiting program looks whether more parameters are here.
+_GLANCE_S = 0.001
 #: Phases before which what was committed is read.
 _AFTER_READING = ("test", "end")
 
@@ -56,6 +58,7 @@ class Served:
         number: this member's.
         say: tells the agent something.
         wait: waits for what it says.
+        glance: waits so long for it, and keeps it; False if a pull may have ended.
 
     Attributes: `about`, what the phase fixes.
     """
@@ -67,9 +70,10 @@ class Served:
         number: int,
         say: Callable[[Message], None],
         wait: Wait,
+        glance: Callable[[float], bool],
     ) -> None:
         self._format, self._file, self._number = format, residual, number
-        self._say, self._wait = say, wait
+        self._say, self._wait, self._glance = say, wait, glance
         self._pulled = LaneFormat(format.lanes, _PULLED_WIDTH)
         self._quantiser = StepQuantiser(format, residual.residual)
         self._summer = AbsoluteSummer(self._pulled)
@@ -207,6 +211,13 @@ class Served:
         """Whether the pull under way, or the last one, has brought fragments `first` to `end` (exclusive)."""
         tags = self._records(self._store)["tag"][0, first:end]
         return bool((tags > self._before).all())
+
+    def arrive(self, first: int, end: int) -> bool:
+        """Wait until these fragments of the pull are here; False if it may have ended, which `wait_pulled` tells."""
+        while not self.here(first, end):
+            if not self._glance(_GLANCE_S):
+                return self.here(first, end)
+        return True
 
     def read(self, out: F32, first: int = 0, end: int | None = None) -> None:
         """Read parameters out of the store, those of fragments `first` to `end` (exclusive), at their places in `out`.

@@ -25,6 +25,7 @@ from nicps.session.messages import MEMBER
 
 _NUMBER = whole(1, (1 << 32) - 1)  # of a step or a pull
 _VERSION = VIEW
+_SET = whole(0, 2)
 _EVERY = whole(0, (1 << 31) - 1)
 
 # ---- a training program to its agent
@@ -75,6 +76,9 @@ class Serves(Message):
     pushes: Annotated[int, Field(COUNT, "fragments in new own records; 0: the old ones")] = 0
     first: Annotated[int, Field(COUNT, "the first parameter of the own part")] = 0
     lanes: Annotated[int, Field(COUNT, "parameters of the own part; 0: it is not filled here")] = 0
+    own_set: Annotated[
+        int, Field(_SET, "the set that comes first at this worker, of 2 (B3); 0: it is none")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,9 @@ class ServedHost(Host):
         self.lan.starter = self, self.life
         self.do(self.node.start(self.clock(), self.lan.random.getrandbits(63) + 1))
 
-    def refused_up(self) -> None:
-        """The doorbell: a host refuses what was asked."""
-        self.node.refused(self._sync())
+    def refused_up(self, member: int) -> None:
+        """The doorbell: that member refuses what was asked."""
+        self.node.refused(self._sync(), member)
         self._arm()
 
     def sums_up(self) -> None:
@@ -314,7 +314,7 @@ class ServedHost(Host):
             quorum=sum(shares),
             settings={"trained": self.trained, "whole": whole},
             exchange=Exchange.SERVERS,
-            serving=Serving(servers, lan.every, source=source),
+            serving=Serving(servers, lan.every, sets=lan.sets, source=source),
         )
         self._decide(phase)
 

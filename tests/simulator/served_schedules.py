@@ -8,6 +8,7 @@ import random
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Pulled, ReadByAll, SendServed, Stepped, Timings
+from nicps.protocol.serving import pulled_fragments
 from nicps.wire import FrameType
 from tests.simulator.faults import LASTS_S, MOMENTS, Faults, Moment
 from tests.simulator.host import Host
@@ -38,7 +39,9 @@ _FRAMES = (
 
 
 class ServedLan(Lan):
-    """Attributes: `servers`, how many there are; `every`, pushes between synchronisations; `parts`, made so far."""
+    """Attributes: `servers`, how many there are; `every`, pushes between synchronisations; `parts`, made so far;
+    `sets`, where set 2 begins, if workers have partners.
+    """
 
     def __init__(self, rng: random.Random, hosts: int, seed: int, conditions: Conditions) -> None:
         width = rng.choice((16, 32))
@@ -61,6 +64,11 @@ class ServedLan(Lan):
         self.servers = rng.choice((1, 1, 2, 3))
         self.every = rng.choice((0, 1, 2, 4, 8))
         self.parts = 0
+        self.sets = 0  # where set 2 begins, in fragments of parameters
+        apart = random.Random(f"partners {seed}")  # other draws stay what they were
+        if apart.random() < 0.3:
+            self.every = 1
+            self.sets = apart.randint(1, pulled_fragments(self.fragments, width))
         self.checks.served = ServedChecks(self.checks)
 
     def _host(self, index: int, rate: float) -> Host:

@@ -15,6 +15,7 @@ from nicps.protocol import KernelState, Phase, SendServed
 from nicps.protocol.serving import Serving, per_push, pulled_fragments
 from nicps.wire import FrameType, Refusal
 from tests.simulator.kernel import Kernel, Receiver, in_ranges
+from tests.simulator.partners import hand_over
 from tests.simulator.places import Progress
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class ServersKernel:
         self.settled = self.round = 0  # `config`
         self.version = (0, 0)  # round, pushes
         self.running = 0  # processors in the program
+        self.passed_on = 0  # fragments of parameters, to partners
         self._phase = 0  # the first round of the one whose rounds are open
         self._forget()
 
@@ -204,22 +206,23 @@ class ServersKernel:
             asks = (FrameType.PUSH, FrameType.PULL, FrameType.CONTRIBUTION)
             if frame.type not in asks:
                 return "round"
-            self._answer(frame, reason=Refusal.NOT_YET)
+            self.answer(frame, reason=Refusal.NOT_YET)
             return ""
         if frame.type == FrameType.HELD:
             self._go_on(self._hold(frame, serving))
         elif frame.type == FrameType.TAKEN:
             return self._hear_taken(frame, serving)
-        elif self.part is None:
-            return "range"
         else:
-            index = frame.index
+            index, part = frame.index, self.part
             if frame.type == FrameType.PULL:
                 index //= per_push(host.lan.plan.width)
-            home = self.part.homes.get(index)
-            if home is None:
-                return "range"
-            at = self.part, home
+            home = part.homes.get(index) if part is not None else None
+            if part is None or home is None:
+                if frame.type != FrameType.PULL or not self.store:
+                    return "range"
+                self._go_on(hand_over(self, frame))
+                return ""
+            at = part, home
             if frame.type == FrameType.PUSH:
                 self._go_on(self._push(frame, *at))
             elif frame.type == FrameType.PULL:
@@ -283,11 +286,11 @@ class ServersKernel:
         number, staleness = self.pushers.get(worker, (0, 0))
         if home.last.get(worker, 0) >= frame.number:
             home.claimed = False
-            self._answer(frame, version, staleness if number == frame.number else 0)
+            self.answer(frame, version, staleness if number == frame.number else 0)
             return
         if home.tag == tag and home.seen:
             home.claimed = False
-            self._answer(frame, version, reason=Refusal.SYNCHRONISING)
+            self.answer(frame, version, reason=Refusal.SYNCHRONISING)
             return
         if number < frame.number:
             number, staleness = frame.number, max(1, version + 1 - frame.version)
@@ -310,7 +313,7 @@ class ServersKernel:
                 self.version = frame.round, self.version[1] + 1
                 served.raised(self.host, frame, part, self.version[1])
         held = content if self.host.lan.plan.width == 32 else None
-        self._answer(frame, version, staleness, content=held)
+        self.answer(frame, version, staleness, content=held)
 
     def _contribute(self, frame: ServedFrame, part: Part, home: Home) -> Iterator[None]:
         bit, tag = 1 << frame.sender - 1, _tag(frame)
@@ -328,7 +331,7 @@ class ServersKernel:
         if wrong or seen & bit or (last and self.made.enter(tag)):
             home.claimed = False
             if not wrong and seen & bit:
-                self._answer(frame, version)
+                self.answer(frame, version)
             return
         if self.announced < tag and not self.host.lan.odds.lose_bell():
             self.announced = tag
@@ -344,7 +347,7 @@ class ServersKernel:
         yield  # ADDED
         if last:
             self._count(self.made, len(part.homes))
-        self._answer(frame, version)
+        self.answer(frame, version)
 
     def _give(self, frame: ServedFrame, part: Part, home: Home) -> Iterator[None]:
         version = self._whole(frame.round)
@@ -356,17 +359,21 @@ class ServersKernel:
         content = home.content
         home.claimed = False
         if synchronises:
-            self._answer(frame, version, reason=Refusal.SYNCHRONISING)
+            self.answer(frame, version, reason=Refusal.SYNCHRONISING)
         else:
             self.host.lan.checks.served.gives(self.host, frame, home)
-            self._answer(frame, version, content=content)
+            self.answer(frame, version, content=content)
 
     # ---- at a worker
 
     def _hold(self, frame: ServedFrame, serving: Serving) -> Iterator[None]:
         index = frame.index
         stored = self.store[index]
-        if self._server(serving, index // per_push(self.host.lan.plan.width)) != frame.sender:
+        state, server = (
+            self.host.kernel.state,
+            self._server(serving, index // per_push(self.host.lan.plan.width)),
+        )
+        if frame.sender not in (server, state.partner if state is not None else 0):
             return
         yield
         if stored.tag >= frame.number or self.stored.enter(frame.number):
@@ -381,7 +388,7 @@ class ServersKernel:
 
     def _hear_taken(self, frame: ServedFrame, serving: Serving) -> str:
         if frame.reason:
-            self.host.wake(self.host.refused_up)
+            self.host.wake(self.host.refused_up, frame.sender)
             return ""
         if self._server(serving, frame.index) != frame.sender:
             return "stranger"
@@ -406,7 +413,7 @@ class ServersKernel:
 
     # ---- answers and the doorbell
 
-    def _answer(
+    def answer(
         self,
         frame: ServedFrame,
         version: int = 0,

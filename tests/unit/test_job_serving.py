@@ -10,7 +10,8 @@ import pytest
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.job.serving import Asked, Room, announce, keeps_part, replace_servers
+from nicps.job.plan import Plan
+from nicps.job.serving import Asked, Room, announce, keeps_part, replace_servers, second_begins
 from nicps.protocol import Member, Phase, View
 from nicps.protocol.serving import Serving
 from nicps.session.served_form import Serves
@@ -144,4 +145,21 @@ def test_what_a_program_is_told() -> None:
     told = announce(PHASE, 4, LANES, new=True, fills=True)
     assert told == Serves((1, 4), 64, 9, 202, 101, 36_000, LANES - 36_000)
     assert announce(PHASE, 4, LANES, new=False, fills=False) == Serves((1, 4), 64, 9)
-    assert announce(PHASE, 2, LANES, new=True, fills=True) == Serves((1, 4), 64, 9, 202, 101)
+    worker = Serves((1, 4), 64, 9, 202, 101, own_set=1)
+    assert announce(PHASE, 2, LANES, new=True, fills=True) == worker
+    assert announce(PHASE, 5, LANES, new=False, fills=False).own_set == 2
+
+
+def test_where_the_second_set_begins() -> None:
+    """In fragments of parameters; that in which both meet belongs to the first (B1)."""
+    job = {"system": "B", "servers": 1}
+    assert second_begins(job, (720, 400)) == 2 and second_begins(job, (721, 400)) == 3
+    assert second_begins({**job, "partners": False}, (720, 400)) == 0
+    assert second_begins({"system": "S"}, ()) == 0
+
+
+def test_the_lead_decides_on_sets() -> None:
+    """Whichever leads: prepared.json is at all."""
+    settings = {"system": "B", "servers": 1, "sync_every": 1, "batch": 8}
+    plan = Plan.of("job", settings, Exchange.SERVERS, sets=(721, 400))
+    assert (plan.sets, plan.every) == (3, 1)

@@ -21,7 +21,7 @@ from trainer import prepare as preparing
 from trainer.branches import Item, find, items_of, trace
 from trainer.flat import FlatModel
 from trainer.job import load
-from trainer.packing import Sets, first_set, groups, pack
+from trainer.packing import Sets, pack
 from trainer.prepare import prepare
 
 SHIPPED = Path(__file__).resolve().parents[2] / "trainer" / "jobs" / "branches"
@@ -92,26 +92,6 @@ def test_sets_that_are_not_near_equal_are_a_warning() -> None:
 
 def test_a_fragment_has_as_many_parameters_as_on_the_wire() -> None:
     assert lanes_per_fragment(32) == packing.FRAGMENT
-
-
-# ---- groups
-
-
-@pytest.mark.parametrize(
-    ("workers", "due"),
-    [
-        ([], []),
-        ([3], [(3,)]),
-        ([5, 2], [(2, 5)]),
-        ([2, 3, 4], [(2, 3, 4)]),
-        ([2, 3, 4, 7], [(2, 3), (4, 7)]),
-        ([9, 7, 4, 3, 2], [(2, 3), (4, 7, 9)]),
-    ],
-)
-def test_groups(workers: list[int], due: list[tuple[int, ...]]) -> None:
-    assert groups(workers) == due
-    sets = [[first_set(group, worker) for worker in group] for group in due]
-    assert sets == [[1, 2, 2][: len(group)] for group in due]
 
 
 # ---- the vector

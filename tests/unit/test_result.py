@@ -119,6 +119,18 @@ def test_a_run_with_servers(run: Run) -> None:
     assert run.result["weights_sha256"] == sha256(LAST)
 
 
+def test_a_run_with_partners(run: Run) -> None:
+    """B: frames with parameters, of 1,510 bytes each: those of servers, and those that workers pass on."""
+    of = SERVED | {"system": "B"}
+    run.facts("h1", served=of | {"pulled": 100, "passed_on": 0})
+    run.facts("h2", served=of | {"pulled": 0, "passed_on": 40})
+    run.facts("h3", served=of | {"pulled": 20, "passed_on": 61})
+    assert (
+        run.result.items()
+        >= {"system": "B", "server_bytes_out": 181_200, "partner_bytes": 152_510}.items()
+    )
+
+
 def test_a_run_in_which_nothing_was_pushed(run: Run) -> None:
     """T = 1."""
     for name in HOSTS:

@@ -6,17 +6,17 @@ A seed that fails names itself: `python -m tests.simulator --seed N --exchange s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from nicps.exchange import Exchange
 from nicps.protocol.goes_on import GoesOn
 from nicps.protocol.served_ring import ServedRing
-from tests.simulator import schedules
+from tests.simulator import partners, schedules, served_schedules, servers
 from tests.simulator.drill import run
 from tests.simulator.schedules import Violation
-from tests.simulator.servers import Home, Part, ServersKernel
+from tests.simulator.servers import Home, Part, ServedFrame, ServersKernel
 
 pytestmark = pytest.mark.unit
 
@@ -65,6 +65,28 @@ def forgets_what_is_begun(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServedRing, "carry", forget)
 
 
+def passes_on_what_is_old(patch: pytest.MonkeyPatch) -> None:
+    """A partner's kernel does not compare rounds."""
+
+    def hand_over(kernel: ServersKernel, frame: ServedFrame) -> Iterator[None]:
+        stored = kernel.store[frame.index]
+        round_, stored.rest = stored.rest, (frame.round, 0)
+        yield from partners.hand_over(kernel, frame)
+        stored.rest = round_
+
+    patch.setattr(servers, "hand_over", hand_over)
+
+
+def test_partners_pass_parameters_on() -> None:
+    """Where a seed has sets, and more than one worker."""
+    lans = [served_schedules.lan_of(seed) for seed in range(12)]
+    given = []
+    for lan in (lan for lan in lans if lan.sets and len(lan.hosts) > lan.servers + 1):
+        schedules.finish(lan)
+        given.append(sum(host.servers.passed_on for host in lan.hosts))  # type: ignore[attr-defined]
+    assert len(given) > 1 and all(given)
+
+
 def run_all(seeds: range) -> None:
     """Up to the first that fails."""
     for seed in seeds:
@@ -77,6 +99,7 @@ def run_all(seeds: range) -> None:
         (goes_on_at_once, range(3), "6: "),
         (adds_what_is_dropped, range(6), "7: "),
         (forgets_what_is_begun, range(30), "the job has not ended"),
+        (passes_on_what_is_old, range(30), "11: "),
     ],
 )
 def test_a_mistake_is_found(

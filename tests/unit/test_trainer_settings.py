@@ -97,11 +97,22 @@ def test_servers_imply_a_whole_quorum() -> None:
         assert merge(Settings(epochs=1), {**S, "servers": servers}).servers == servers
 
 
+def test_partners_imply_that_each_step_is_averaged() -> None:
+    """B4, with or without partners; in a job whose own settings say nothing of it, too."""
+    for settings in ({"system": "B"}, {"system": "B", "partners": "no", "sync_every": 1}):
+        merged = merge(Settings(epochs=1), settings)
+        assert merged.packed and merged.served and (merged.sync_every, merged.quorum) == (1, 1.0)
+        assert merge(Settings(epochs=1), json.loads(json.dumps(flat(merged)))) == merged
+    assert not merge(Settings(epochs=1), S).packed
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"system": "P"}, "system is 'P'; it must be R or S or B"),
-        ({"system": "B"}, "system is 'B', which is not built yet; it must be R or S"),
+        ({"system": "B", "sync_every": 4}, "sync_every is 4; it must be 1, as system is B"),
+        ({"system": "B", "quorum": 0.9}, "quorum is 0.9; it must be 1, as system is B"),
+        ({"system": "B", "servers_train": True}, "servers_train is True, which is not built yet"),
         ({**S, "servers_train": True}, "servers_train is True, which is not built yet"),
         ({**S, "sync_every": -1}, "sync_every is -1; it must be from 0 to 2147483647"),
         ({**S, "quorum": 0.9}, "quorum is 0.9; it must be 1, as system is S"),

@@ -32,10 +32,11 @@ class Exchanger(ABC):
         aggregators: the members that have a stripe, in order of rank; 0 is a Linux switch.
         rest: the committed round whose remainders such a switch adds to the open one.
         clock: the kernel wakes the agent each time this many sums have come.
+        partner: the member that gives this one parameters beside the servers, or 0.
     """
 
     aggregators: tuple[int, ...] = ()
-    clock = 0
+    clock = partner = 0
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from nicps.protocol.actions import Action, Pulled, Stepped
 from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.exchange.steps import Source, Steps, Versions
 from nicps.protocol.kernel import ServedReceiver
+from nicps.protocol.partners import Pairing
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
 
@@ -44,9 +45,10 @@ class ServersExchanger(Exchanger):
         assert isinstance(self._receiver, ServedReceiver)
         self._serving, self._kernel = self._phase.serving, self._receiver
         self.aggregators = self._serving.servers
-        self._steps = Steps(
-            self._phase, self._view.number, self._number, self._kernel, self._timings
-        )
+        pairing = Pairing.of(self._phase, self._view.live, self._number)
+        self.partner = pairing.partner if pairing is not None else 0
+        whose = self._phase, self._view.number, self._number
+        self._steps = Steps(*whose, self._kernel, self._timings, pairing)
         self.clock = self._steps.clock
         self.lacks_server = not self._view.live.issuperset(self.aggregators)
         self.goes_on = self._round = 0
@@ -131,9 +133,9 @@ class ServersExchanger(Exchanger):
             *self.advance(now),
         ]
 
-    def hear_refusal(self, now: float) -> None:
-        """A host has answered that it cannot do something yet."""
-        self._steps.hear_refusal(now)
+    def hear_refusal(self, now: float, member: int) -> None:
+        """That member has answered that it cannot do something yet."""
+        self._steps.hear_refusal(now, member)
 
     @property
     def version(self) -> int:

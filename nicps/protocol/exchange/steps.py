@@ -13,8 +13,9 @@ from typing import NamedTuple, TypeAlias
 
 from nicps import wire
 from nicps.protocol.actions import SendServed
-from nicps.protocol.exchange.windows import Ranges, RoundTrip, Window, overtaken, share_of
+from nicps.protocol.exchange.windows import PROBES, Ranges, RoundTrip, Window, overtaken, share_of
 from nicps.protocol.kernel import ServedReceiver
+from nicps.protocol.partners import Pairing
 from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.progress import Progress
 from nicps.protocol.serving import Serving, per_push, pulled_fragments
@@ -24,6 +25,10 @@ from nicps.protocol.signals import Lacks
 _PARTNERS_ASKS = 5
 #: After a refusal the same is asked again so soon.
 _AGAIN_S = 0.001
+#: After a partner's; each time twice as late.
+_PARTNER_AGAIN_S = 0.002
+#: While a partner is not asked for all that it may have yet, what has come is looked at so often.
+_PACE_S = 0.002
 
 
 #: By server, a version.
@@ -41,16 +46,26 @@ class Source(NamedTuple):
 class Steps:
     """What of a worker's newest step, or of its newest pull, is under way in a view.
 
+    Args:
+        pairing: which half of a pull is a partner's, if this worker has one.
+
     Attributes: `number` of it, 0 before the first.
     """
 
     def __init__(
-        self, phase: Phase, view: int, number: int, receiver: ServedReceiver, timings: Timings
+        self,
+        phase: Phase,
+        view: int,
+        number: int,
+        receiver: ServedReceiver,
+        timings: Timings,
+        pairing: Pairing | None = None,
     ) -> None:
         assert phase.serving is not None
         self._serving: Serving = phase.serving
         self._fragments, self._width = phase.fragments, phase.width
         self._view, self._own, self._receiver = view, number, receiver
+        self._pairing = pairing
         self._window = share_of(max(1, sum(share > 0 for share in phase.shares)))
         self._overtake = overtaken(self._window)
         self._round_trip = RoundTrip(timings.repeat_s)
@@ -58,6 +73,7 @@ class Steps:
         self.number = self._round = self._members = 0
         self._type = wire.FrameType.PUSH
         self._windows: list[Window] = []
+        self._paced_until = math.inf
         self._versions: Versions = {}
 
     # ---- what is begun
@@ -92,9 +108,9 @@ class Steps:
         """All parameters are asked for, under that number, which is above that of each step before.
 
         Args:
-            sources: from whom, all fragments between them; the servers, unless there are partners.
+            sources: from whom, all fragments between them; by default the servers, and a partner if there is one.
         """
-        found = sources or self._servers(0, self._room)
+        found = sources or self._sources()
         windows = [Window.begin(*source) for source in found]
         return self._begin(now, wire.FrameType.PULL, number, round_, windows)
 
@@ -127,19 +143,19 @@ class Steps:
     def advance(self, now: float) -> list[SendServed]:
         """Something has come, or `deadline` has passed: send what there is room for, and again what is lost."""
         sent: list[SendServed] = []
-        asked = 0
+        asked, self._paced_until = 0, math.inf
         for window in tuple(self._windows):
             if window.here == window.end:
                 continue
-            window.note_come(now, *self._reached(window, window.sent), self._round_trip)
+            window.note_come(now, *self._reached(window, self._seen(window)), self._round_trip)
+            if self._gives_up(window):
+                sent += self._ask_servers(now, window)
+                continue
             if window.sent > window.here:  # else nothing can be lost
                 lost = self._find_lost(now, window)
                 asked += sum(count for _, count in lost)
-                if lost and self._gives_up(window):
-                    sent += self._ask_servers(now, window)
-                    continue
                 sent += self._send(window, lost, repair=True)
-            room = min(window.end, window.here + self._window) - window.sent
+            room = self._room_of(now, window)
             if room > 0:
                 if window.sent == window.here:
                     window.due = now + self._round_trip.timeout_s(0)
@@ -149,21 +165,35 @@ class Steps:
             self._progress.note(now, have, asked)
         return sent
 
-    def hear_refusal(self, now: float) -> None:
-        """A host has answered that it cannot do something yet: `deadline` is soon."""
+    def hear_refusal(self, now: float, member: int) -> None:
+        """That member has answered that it cannot do something yet: `deadline` is soon.
+
+        The kernel tells of one refusal in a while: it may stand for those of other servers.
+        """
+        serves = member in self._serving.servers
         for window in self._windows:
-            if window.here < window.end:
+            if window.here == window.end or serves == self._is_partners(window):
+                continue
+            if serves:
                 window.due = min(window.due, now + _AGAIN_S)
+            else:
+                window.hold(now, _PARTNER_AGAIN_S * (1 << min(window.unanswered, _PARTNERS_ASKS)))
 
     def deadline(self) -> float:
-        """When the next one has not come for too long."""
-        return min((w.due for w in self._windows if w.here < w.end), default=math.inf)
+        """When the next one has not come for too long, or a partner may have more."""
+        due = [self._paced_until]
+        for window in self._windows:
+            if window.here < window.end:
+                due.append(window.due if window.sent > window.here else math.inf)
+                due.append(window.held_until or math.inf)
+        return min(due)
 
     def take_report(self, now: float) -> Lacks:
         """By hosts that do not answer, what is sent again and again in vain, if a report is due (R16)."""
         if not self._progress.take_report(now):
             return {}
-        return {w.owner: w.end - w.here for w in self._windows if w.here < w.end}
+        late = (w for w in self._windows if w.here < w.end and not self._is_partners(w))
+        return {w.owner: w.end - w.here for w in late}
 
     # ---- the windows
 
@@ -201,9 +231,49 @@ class Steps:
     def _find_lost(self, now: float, window: Window) -> Ranges:
         return window.find_lost(now, self._round_trip, self._overtake, self._missing)
 
+    # ---- a partner's half of a pull
+
+    def _sources(self) -> list[Source]:
+        """Of a pull: the servers, each for its part; of a partner's set, as many questions side by side."""
+        pairing = self._pairing
+        if pairing is None:
+            return self._servers(0, self._room)
+        other = self._servers(pairing.other.start, pairing.other.stop)
+        return [
+            *self._servers(pairing.own.start, pairing.own.stop),
+            *(source._replace(owner=pairing.partner) for source in other),
+        ]
+
+    def _is_partners(self, window: Window) -> bool:
+        return window.owner not in self._serving.servers
+
+    def _seen(self, window: Window) -> int:
+        """How far to look at what has come: a partner may answer what is held, and was asked for before."""
+        if self._is_partners(window):
+            return min(window.end, window.sent + self._window)
+        return window.sent
+
+    def _room_of(self, now: float, window: Window) -> int:
+        """How many fragments can be asked for now that have not been; of a partner, what it may have."""
+        if not self._is_partners(window):
+            return min(window.end, window.here + self._window) - window.sent
+        limit = window.end
+        if self._pairing is not None:
+            own = (w for w in self._windows if not self._is_partners(w))
+            missing = sum(w.end - w.here for w in own)
+            limit = self._pairing.limit(window.first, window.end, missing, self._window)
+        if limit < window.end:
+            self._paced_until = now + _PACE_S
+        window.sent = max(window.sent, window.beyond)
+        room = min(limit, window.here + self._window) - window.sent
+        if now < window.held_until:
+            return 0
+        window.held_until = 0.0
+        return min(room, PROBES) if window.unanswered else room
+
     def _gives_up(self, window: Window) -> bool:
         """A partner has not answered so often that the servers are asked."""
-        return window.owner not in self._serving.servers and window.unanswered > _PARTNERS_ASKS
+        return self._is_partners(window) and window.unanswered > _PARTNERS_ASKS
 
     def _ask_servers(self, now: float, window: Window) -> list[SendServed]:
         """For the rest of what a partner does not give."""

@@ -60,7 +60,8 @@ class Window:
     """Fragments `first` to `end`, and how far they have come: those before `here` have, those at `sent` are next.
 
     `owner` answers them. `beyond`: one past the last that has come; the holes before `asked` have been asked for.
-    `asks` is how often, since one came; `unanswered`, since `owner` has answered.
+    `asks` is how often, since one came; `unanswered`, since `owner` has answered. `held_until`: `owner` is asked for no
+    more before, as it does not have them yet.
     """
 
     owner: int
@@ -75,6 +76,7 @@ class Window:
     unanswered: int = 0
     timed: int = -1  # the fragment whose way there and back is measured, and since when
     timed_at: float = 0.0
+    held_until: float = 0.0
 
     @classmethod
     def begin(cls, owner: int, first: int, end: int) -> Window:
@@ -97,6 +99,13 @@ class Window:
         if self.timed < 0 and not self.asks:
             self.timed, self.timed_at = self.sent - 1, now
         return first, count
+
+    def hold(self, now: float, seconds: float) -> None:
+        """`owner` does not have the next ones yet: after that time they are asked for again, as if never before."""
+        if now >= self.held_until:
+            self.unanswered += 1
+            self.held_until = now + seconds
+        self.sent, self.timed = max(self.here, self.beyond), -1
 
     def find_lost(
         self,

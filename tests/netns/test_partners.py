@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System B (docs/servers.md): workers that give each other half of the parameters, with real agents and kernels.
+
+h1 serves. Each scene is compared with plain synchronous training, which has the same server and no partners.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps.session.channel import Channel
+from tests.netns.labs import until
+from tests.netns.members import Network, Run, tiny_job
+from tests.netns.stage import Stage
+
+#: Six branches with BatchNorm and dropout, and a layer behind them: 23,604 numbers, in sets that differ by 3 %.
+BRANCHED = """
+class Branches(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.ways = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, width), nn.BatchNorm1d(width), nn.Dropout(0.1)) for _ in range(6)
+        )
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, x):
+        return self.last(sum(way(x) for way in self.ways))
+
+def model():
+    return Branches({width})
+"""
+ROUNDS = 20
+SYSTEM = {"system": "B", "exchange": "auto", "batch": 48, "quorum": 1.0, "rounds": ROUNDS}
+SYSTEM |= {"test_every": ROUNDS, "micro_batches": 1, "checkpoint_s": 0.0}
+
+
+def branched(folder: Path, width: int = 200) -> Path:
+    return tiny_job(folder, BRANCHED.replace("{width}", str(width)), "branched")
+
+
+def weights(run: Run) -> dict[int, str]:
+    """Hashes by trained rounds: the same at all workers."""
+    assert run.result["system"] == "B" and run.result["weights_identical"]
+    found: dict[int, str] = {}
+    for host in run.members:
+        for row in run.training(host):
+            assert found.setdefault(row["round"], row["weights_sha256"]) == row["weights_sha256"]
+    assert run.result["fragments_added"] > 0
+    return found
+
+
+def both(network: Network, job: Path, **settings: Any) -> tuple[Run, Run]:
+    """Training with partners, and without: the same bits after each round, and all that servers have not sent is what
+    partners have.
+    """
+    with_, without = (
+        network.train(job, **{**SYSTEM, **settings}, partners=partners)
+        for partners in (True, False)
+    )
+    assert weights(with_) == weights(without) and len(weights(with_)) == ROUNDS
+    assert without.result["partner_bytes"] == 0
+    assert with_.result["partner_bytes"] > 0
+    return with_, without
+
+
+def part(runs: tuple[Run, Run]) -> float:
+    """Of the bytes that the servers send without partners, those that they send with them."""
+    with_, without = (run.result["server_bytes_out"] for run in runs)
+    return float(with_ / without)
+
+
+@pytest.mark.parametrize(
+    ("workers", "most"),
+    [
+        pytest.param(2, 0.55),
+        pytest.param(3, 0.60, marks=pytest.mark.long),
+        pytest.param(4, 0.55, marks=pytest.mark.long),
+        pytest.param(5, 0.60, marks=pytest.mark.long),
+    ],
+)
+def test_half_of_the_parameters_come_from_partners(workers: int, most: float) -> None:
+    """B3: of a group of three the server gives three halves, too."""
+    with Stage(1 + workers, program=None) as network:
+        network.up()
+        assert part(both(network, branched(network.folder), lane="i32")) <= most
+
+
+@pytest.mark.long
+def test_two_servers_and_narrow_lanes() -> None:
+    """A set goes over the border of the servers' parts; a fragment of 8-bit lanes is four of parameters.
+
+    The lead, h1, pulls the other server's part after each commit: 2.5 of 4.5 times the parameters are 0.556.
+    """
+    with Stage(6, program=None) as network:
+        network.up()
+        runs = both(network, branched(network.folder), servers="2", lane="i8", micro_batches=2)
+        assert part(runs) <= 0.58
+
+
+@pytest.mark.long
+def test_with_a_key() -> None:
+    """Questions and answers between workers are signed and numbered: none is refused."""
+    with Stage(3, keyed=True, program=None) as network:
+        network.up()
+        assert part(both(network, branched(network.folder))) <= 0.55
+        for host in network.names:
+            counters = (network.status(host) or {})["counters"]
+            assert not counters["forged"] and not counters["replayed"]
+
+
+@pytest.mark.long
+def test_two_percent_of_all_frames_are_lost() -> None:
+    """Questions that are lost are sent again, to the partner as to the server."""
+    with Stage(3, loss=0.02, program=None) as network:
+        network.up()
+        assert part(both(network, branched(network.folder))) <= 0.70
+
+
+@pytest.fixture
+def slow() -> Iterator[Stage]:
+    """1.2 million parameters, 4.8 MB, at 100 Mbit/s: a worker pulls half of it in 0.2 s."""
+    with Stage(4, rate_bps=100_000_000, program=None) as network:
+        network.up()
+        yield network
+
+
+def test_a_partner_is_killed_while_it_gives_its_set(slow: Stage) -> None:
+    """The servers are asked for the rest of that pull. The next view deals out groups anew: three are two then."""
+    job = branched(slow.folder, 10_000)
+    channel: Channel = slow.submit("h1", job, **{**SYSTEM, "rounds": 8, "test_every": 8})
+
+    def given(host: str) -> int:
+        return int((slow.status(host) or {})["counters"]["passed_on"])
+
+    until(lambda: given("h3") > 100, "h3 gives its set", 60.0)
+    slow.end("h3", signal.SIGKILL)
+    before = given("h2"), given("h4")
+    run = slow.finished(channel)
+    channel.close()
+    assert len(weights(run)) == 8
+    assert given("h2") > before[0] and given("h4") > before[1], "they are a pair"

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System B from the trainer's side (B3): steps are computed while parameters arrive, on servers in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.served_session import ServedNetwork
+from tests.trainer_lab import Outcome, run_job
+from trainer import partnered
+from trainer.order import Build, Traced
+from trainer.partnered import Ahead
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+#: No dropout: the threads share their random numbers. Members 1 and 2 serve about a set each, 3 to 5 train.
+JOB = """\
+import torch
+import numpy as np
+from torch import nn
+from trainer import Settings
+
+settings = Settings(
+    batch=36, rounds=7, test_every=4, quorum=1.0, micro_batches=2, checkpoint_s=0.0, lane="i32"
+)
+
+def data(path):
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((203, 12)).astype(np.float32)
+    y = x[:, :3].argmax(1)
+    return {"x": x[:161], "y": y[:161]}, {"x": x[161:], "y": y[161:]}
+
+class Way(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(12, 150), nn.BatchNorm1d(150, momentum=None))
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways, self.last = nn.ModuleList(Way() for _ in range(4)), nn.Linear(600, 3)
+
+    def forward(self, x):
+        return self.last(torch.cat([way(x) for way in self.ways], 1).tanh())
+
+def model():
+    return Branches()
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+def success(model, batch):
+    return model(batch["x"]).argmax(1) == batch["y"]
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+def scheduler(optimizer, rounds):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+"""
+#: Its buffer is replaced, not changed in place, which cannot be traced: the model computes as it is written.
+UNTRACED = JOB.replace(
+    "\n    def forward(self, x):\n",
+    """
+        self.register_buffer("moved", torch.zeros(3))
+
+    def forward(self, x):
+        if self.training:
+            self.moved = self.moved + x[0, 0]
+""",
+)
+UNTRACED += "\ndef branches(model):\n    return [[f'ways.{k}'] for k in range(4)]\n"
+
+
+def run(
+    folder: Path,
+    script: Callable[[ServedNetwork], None] = lambda _: None,
+    text: str = JOB,
+    **settings: Any,
+) -> tuple[ServedNetwork, Outcome]:
+    (folder / "job").mkdir(parents=True)
+    (folder / "job" / "job.py").write_text(text)
+    network = ServedNetwork(5, 36, (1, 2), speeds=(1, 1, 1, 0.3, 1))
+    script(network)
+    how = {"network": network, "programs": network.programs()}
+    of = folder / "job", folder / "run", network.members
+    outcome = run_job(*of, **how, system="B", servers="2", **settings)  # type: ignore[arg-type]
+    errors = [error for error in outcome.errors if error is not None]
+    for error in sorted(errors, key=lambda error: type(error).__name__ == "JobAborted"):
+        raise error
+    return network, outcome
+
+
+def weights(outcome: Outcome, number: int) -> list[tuple[int, str]]:
+    """After each round of training, and as it was tested."""
+    rows = outcome.metrics(number)
+    return [(row["trained_rounds"], row["weights_sha256"]) for row in rows]
+
+
+def in_turn(self: Ahead, round_: int, step: int) -> None:
+    """Nothing is computed before all parameters are there."""
+
+
+@pytest.fixture(autouse=True)
+def one_trace_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.fx changes modules of its own while it traces; in training each member is a process."""
+    lock = threading.Lock()
+
+    def traced(build: Build) -> Traced:
+        with lock:
+            return Traced(build)
+
+    monkeypatch.setattr(partnered, "Traced", traced)
+
+
+@pytest.fixture
+def text() -> str:
+    return JOB
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> list[tuple[int, str]]:
+    """The weights of plain synchronous training, in which each step is computed when all parameters are there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Ahead, "compute", in_turn)
+        network, outcome = run(tmp_path / "plain", text=text)
+    assert not [event for event in network.log if event[0] == "waits"]
+    return weights(outcome, 3)
+
+
+@pytest.mark.parametrize("text", [JOB, UNTRACED], ids=["traced", "as written"])
+def test_the_bits_are_those_of_plain_synchronous_training(
+    tmp_path: Path, plain: list[tuple[int, str]], text: str
+) -> None:
+    """Buffers that a forward pass has moved belong to its step, and not to the commit before."""
+    network, outcome = run(tmp_path / "ahead", text=text)
+    assert len({sha for _, sha in plain}) == 7 and len(plain) == 9
+    for number in (3, 4, 5):
+        assert weights(outcome, number) == plain
+    assert [event for event in network.log if event[0] == "waits"]
+
+
+def test_what_is_there_first_is_computed_first(tmp_path: Path) -> None:
+    """Workers 3 and 5 have set 1 as their own, 4 has set 2: none waits for the other set before it must."""
+    network, outcome = run(tmp_path)
+    prepared = (outcome.folders[2] / "prepared.json").read_text()
+    assert '"orders"' in prepared
+    for number, own in ((3, 0), (4, 1), (5, 0)):
+        pulls = [event[2] for event in network.log if event[:2] == ("pull", number)]
+        begins = zip(pulls[::2], pulls[1::2], strict=True)
+        ahead = [pair for pair in begins if pair == (own, 1 - own)]
+        assert len(ahead) >= 5, "but where a test is due"
+
+
+@pytest.mark.parametrize("text", [JOB.replace(", momentum=0.9", "")], ids=["SGD"])
+def test_a_phase_ends_while_parameters_arrive(
+    tmp_path: Path, plain: list[tuple[int, str]], text: str
+) -> None:
+    """The step is dropped, and computed anew from the same parameters. A momentum would have moved."""
+    dropped: list[int] = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            waits = network.log[-1][0] == "waits" and network.kind == "train"
+            if waits and len(dropped) < 3 and turn > 10 + 12 * len(dropped):
+                dropped.append(network.open_round)
+                network.drop()
+
+        network.before = before
+
+    _, outcome = run(tmp_path / "dropped", script, text)
+    assert len(dropped) == 3
+    for number in (3, 4, 5):
+        found = weights(outcome, number)
+        assert found[-1] == plain[-1] and set(found) <= set(plain)
+
+
+def test_what_is_tested_while_parameters_arrive_is_the_last_commit(
+    tmp_path: Path, plain: list[tuple[int, str]]
+) -> None:
+    """A new lead may judge so; a pull outlasts that."""
+    tested: list[int] = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            waits = network.log[-1][0] == "waits" and network.kind == "train"
+            if waits and len(network.commits) == 2 and not tested:
+                network.drop("test")
+                tested.append(network.open_round)
+
+        network.before = before
+
+    network, outcome = run(tmp_path / "tested", script)
+    for number in range(1, network.members + 1):
+        rows = [row for row in outcome.metrics(number) if row["phase"] == "test"]
+        (row,) = (row for row in rows if row["round"] == tested[0])
+        assert (row["trained_rounds"], row["weights_sha256"]) == plain[1]
+    assert weights(outcome, 3)[-1] == plain[-1]
