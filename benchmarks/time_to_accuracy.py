@@ -16,15 +16,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from benchmarks.rows import Row, Rows, fill, missing, summary, table
 from benchmarks.ways import DEFAULT, FORMS, Way, parse_ways
-from nicps.bench.arguments import duration, host_count, in_order, several, whole
+from nicps.bench.arguments import as_type, duration, host_count, in_order, several, whole
 from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
@@ -34,8 +34,6 @@ from nicps.session.commands import await_result
 from trainer.job import load
 from trainer.prepare import prepare
 from trainer.settings import Settings
-
-T = TypeVar("T")
 
 _JOBS = Path(__file__).parents[1] / "trainer" / "jobs"
 _SLACK_S = 300.0  # for what is before the first step, and for the test that ends a run
@@ -225,18 +223,6 @@ def _await_ranks(ranks: list[subprocess.Popen[Any]], outs: list[Path], most_s: f
         time.sleep(_POLL_S)
 
 
-def _as_type(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For `type=`: `parse`, whose UsageProblem becomes the option's error."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except UsageProblem as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
 def _share(text: str) -> float:
     if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text) or not float(text):
         raise argparse.ArgumentTypeError(f"takes an accuracy, over 0 and at most 1, not {text!r}")
@@ -266,8 +252,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--job", default="text", help="a folder in trainer/jobs (%(default)s)")
     parser.add_argument("--data", help="what the job's data() is given; default: NICPS_DATA")
     parser.add_argument("--hosts", type=host_count(2), default=2)
-    parser.add_argument("--rate", type=_as_type(_rates), default="1gbit,100mbit", metavar="RATES")
-    parser.add_argument("--ways", type=_as_type(parse_ways), default=DEFAULT, help=f"({DEFAULT})")
+    parser.add_argument("--rate", type=as_type(_rates), default="1gbit,100mbit", metavar="RATES")
+    parser.add_argument("--ways", type=as_type(parse_ways), default=DEFAULT, help=f"({DEFAULT})")
     parser.add_argument("--seeds", type=whole(1), default=3)
     parser.add_argument(
         "--starts",
