@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `benchmarks.time_to_accuracy` has measured: kept in a file, completed, and summed up as a table."""
+"""What `time_to_accuracy` and `served_training` have measured: kept in a file, and completed; a table of the first."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rows:
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        print(f"{rate:<9}{way:<16}seed {seed}  {_said(row)}", file=sys.stderr, flush=True)
+        print(f"{rate:<9}{way:<18}seed {seed}  {_said(row)}", file=sys.stderr, flush=True)
         return row
 
 

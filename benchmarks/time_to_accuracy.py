@@ -16,18 +16,18 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from benchmarks.rows import Row, Rows, fill, missing, summary, table
 from benchmarks.ways import DEFAULT, FORMS, Way, parse_ways
-from nicps.bench.arguments import duration, host_count, in_order, several, whole
+from nicps.bench.arguments import as_type, duration, host_count, in_order, several, whole
 from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.lab import Lab, LabSettings
-from nicps.lab.agents import environment, joined, open_folder
+from nicps.lab.agents import AgentProcess, environment, joined, open_folder
 from nicps.lab.links import HOST_INTERFACE
 from nicps.lab.settings import format_rate, parse_rate
 from nicps.session.commands import await_result
@@ -35,15 +35,14 @@ from trainer.job import load
 from trainer.prepare import prepare
 from trainer.settings import Settings
 
-T = TypeVar("T")
-
-_JOBS = Path(__file__).parents[1] / "trainer" / "jobs"
-_SLACK_S = 300.0  # for what is before the first step, and for the test that ends a run
+JOBS = Path(__file__).parents[1] / "trainer" / "jobs"
+SLACK_S = 300.0  # for what is before the first step, and for the test that ends a run
 _POLL_S = 0.1
 _PORT = 29500
 #: All samples are counted, as in DDP; no checkpoints, as the rivals write none.
 _COMMON = {"quorum": 1.0, "checkpoint_s": 0.0}
 _PARTS = ("compute", "wait", "network")  # as in metrics.jsonl
+_TRAINED = ("train", "push")  # likewise
 #: What nicps does to a job's training, and the rivals' program does not.
 _OURS_ALONE = ("clip", "slow", "microbatch_seconds", "lane", "exchange", "seed")
 _END = """
@@ -53,21 +52,24 @@ def done(state):  # of benchmarks/time_to_accuracy.py
 """
 
 
-def job_with_end(source: Path, folder: Path, target: float, limit_s: float) -> Path:
+def job_with_end(source: Path, folder: Path, target: float, limit_s: float, more: str = "") -> Path:
     """A copy of a job's folder whose `done` says that the target is reached, or the time is over.
+
+    Args:
+        more: what else is behind its job.py.
 
     Raises:
         UsageProblem: there is no such job.
     """
     if not (source / "job.py").is_file():
-        raise UsageProblem(f"no job.py in {source}: --job takes the name of a folder in {_JOBS}")
+        raise UsageProblem(f"no job.py in {source}: --job takes the name of a folder in {JOBS}")
     copy = folder / source.name
     copy.mkdir(parents=True)
     for path in source.iterdir():
         if path.is_file():
             (copy / path.name).write_bytes(path.read_bytes())
     with (copy / "job.py").open("a") as file:
-        file.write(_END.format(target=target, limit_s=limit_s))
+        file.write(more + _END.format(target=target, limit_s=limit_s))
     return copy
 
 
@@ -104,8 +106,8 @@ def measure_rows(hosts: list[list[Row]]) -> Measured:
         JobFailed: a host has tested other than the first.
     """
     trained, tested = (
-        [[row for row in rows if row["phase"] == phase] for rows in hosts]
-        for phase in ("train", "test")
+        [[row for row in rows if row["phase"] in phases] for rows in hosts]
+        for phases in (_TRAINED, ("test",))
     )
     began = min(row["t_start"] for rows in trained for row in rows)
     tests = _together(
@@ -142,6 +144,32 @@ def _together(
     return found
 
 
+def train(
+    agents: Sequence[AgentProcess],
+    job: Path,
+    settings: Mapping[str, Any],
+    data: str | None,
+    limit_s: float,
+) -> tuple[list[list[Row]], Row]:
+    """A job, submitted at the first agent: all hosts' metrics.jsonl, and the result.
+
+    Raises:
+        JobFailed: it has failed, or takes longer than the limit and `SLACK_S`.
+    """
+    with closing(agents[0].submit(job, settings, data=data)) as channel:
+        most_s = limit_s + SLACK_S
+        try:
+            result, _ = await_result(channel, most_s)
+        except TimeoutError:
+            raise JobFailed(f"nothing came from the job in {most_s:g} s") from None
+    if not result["weights_identical"]:
+        raise JobFailed(f"the hosts' weights differ: {result}")
+    (run,) = agents[0].folders.runs.iterdir()
+    files = [run / agent.host / "metrics.jsonl" for agent in agents]
+    rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return rows, result
+
+
 @dataclass(frozen=True)
 class Bench:
     """What all runs at one rate have in common."""
@@ -167,19 +195,8 @@ class Bench:
         """By nicps. Its agents are there for this run only: they take some of a processor also while they wait."""
         asked = {**settings, "exchange": way.kind, "lane": way.lane}
         with joined(self.lab, self.lab.hosts, folder) as agents:
-            with closing(agents[0].submit(self.job, asked, data=self.data)) as channel:
-                most_s = self.limit_s + _SLACK_S
-                try:
-                    result, _ = await_result(channel, most_s)
-                except TimeoutError:
-                    raise JobFailed(f"nothing came from the job in {most_s:g} s") from None
-            if not result["weights_identical"]:
-                raise JobFailed(f"the hosts' weights differ: {result}")
-            (run,) = agents[0].folders.runs.iterdir()
-            files = [run / host.name / "metrics.jsonl" for host in self.lab.hosts]
-            return measure_rows(
-                [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-            )
+            rows, _ = train(agents, self.job, asked, self.data, self.limit_s)
+            return measure_rows(rows)
 
     def _rival(self, way: Way, settings: Mapping[str, Any], folder: Path) -> Measured:
         """By DDP, one rank a host."""
@@ -198,7 +215,7 @@ class Bench:
                 with outs[rank].with_suffix(".log").open("wb") as log:
                     streams: Row = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                     ranks.append(self.lab.run(host, command + more, env=surroundings, **streams))
-            _await_ranks(ranks, outs, self.limit_s + _SLACK_S)
+            _await_ranks(ranks, outs, self.limit_s + SLACK_S)
         finally:
             for process in ranks:
                 process.kill()
@@ -225,19 +242,7 @@ def _await_ranks(ranks: list[subprocess.Popen[Any]], outs: list[Path], most_s: f
         time.sleep(_POLL_S)
 
 
-def _as_type(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For `type=`: `parse`, whose UsageProblem becomes the option's error."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except UsageProblem as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def _share(text: str) -> float:
+def share(text: str) -> float:
     if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text) or not float(text):
         raise argparse.ArgumentTypeError(f"takes an accuracy, over 0 and at most 1, not {text!r}")
     return float(text)
@@ -247,7 +252,7 @@ def _rates(text: str) -> tuple[str, ...]:
     return tuple(format_rate(parse_rate(part)) for part in text.split(","))
 
 
-def _setting(text: str) -> tuple[str, str]:
+def setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"takes KEY=VALUE, not {text!r}")
@@ -266,8 +271,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--job", default="text", help="a folder in trainer/jobs (%(default)s)")
     parser.add_argument("--data", help="what the job's data() is given; default: NICPS_DATA")
     parser.add_argument("--hosts", type=host_count(2), default=2)
-    parser.add_argument("--rate", type=_as_type(_rates), default="1gbit,100mbit", metavar="RATES")
-    parser.add_argument("--ways", type=_as_type(parse_ways), default=DEFAULT, help=f"({DEFAULT})")
+    parser.add_argument("--rate", type=as_type(_rates), default="1gbit,100mbit", metavar="RATES")
+    parser.add_argument("--ways", type=as_type(parse_ways), default=DEFAULT, help=f"({DEFAULT})")
     parser.add_argument("--seeds", type=whole(1), default=3)
     parser.add_argument(
         "--starts",
@@ -275,9 +280,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default="10,60,200",
         help="start iterations that are tried with seed 1; the best one is kept (%(default)s)",
     )
-    parser.add_argument("--target", type=_share, required=True, help="accuracy on the test set")
+    parser.add_argument("--target", type=share, required=True, help="accuracy on the test set")
     parser.add_argument("--limit", type=duration, default=900.0, help="seconds (%(default)g)")
-    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, help="JSON lines: what is there is not run again")
     parser.add_argument("--json", action="store_true", help="a JSON list as the last line")
     return parser.parse_args(arguments)
@@ -313,7 +318,7 @@ def compare(args: argparse.Namespace) -> int:
     }
     rows = Rows(args.out, asked)
     with open_folder("nicps-tta-job-") as folder:
-        job = job_with_end(_JOBS / args.job, folder, args.target, args.limit)
+        job = job_with_end(JOBS / args.job, folder, args.target, args.limit)
         check_settings(load(job, settings).settings, args.hosts)
         for rate in args.rate:
             if not missing(rows, rate, args.ways, args.seeds, args.starts):

@@ -48,6 +48,8 @@ static __always_inline int nicps_push_in(struct nicps_push *body, void *payload,
 			staleness = pusher->staleness;
 		nicps_release(&spot.home->claim);
 		nicps_count(NICPS_COUNT_DUPLICATE);
+		/* As its first fragment found it: now this step may be in it, too. */
+		version = staleness ? pulled + staleness - 1 : pulled;
 		nicps_fill_answer(body, version, staleness, NICPS_REFUSAL_NONE);
 		return NICPS_ANSWER_TAKEN;
 	}

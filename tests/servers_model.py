@@ -162,6 +162,7 @@ class ServersModel:
         pusher = self.pushers.setdefault(worker, Pusher())
         if home.last.get(worker, 0) >= number:
             staleness = pusher.staleness if pusher.number == number else 0
+            version = body.version + max(0, staleness - 1)
             return self._take(header, body, version, staleness, "duplicate")
         if home.seen and home.tag == header.view << 32 | header.round:
             return self._refuse(header, body, version, Refusal.SYNCHRONISING)

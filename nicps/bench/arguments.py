@@ -11,12 +11,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from nicps.errors import UsageProblem
 from nicps.lab.settings import MOST_HOSTS
 from nicps.lab.shield import orderly
 
 Run = Callable[[argparse.Namespace], int]
+T = TypeVar("T")
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -61,6 +63,18 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return given
 
     return parse
+
+
+def as_type(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """For `type=`: `parse`, whose UsageProblem becomes the option's error."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except UsageProblem as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
 
 
 def free_memory() -> int:

@@ -286,7 +286,8 @@ class ServersKernel:
         number, staleness = self.pushers.get(worker, (0, 0))
         if home.last.get(worker, 0) >= frame.number:
             home.claimed = False
-            self.answer(frame, version, staleness if number == frame.number else 0)
+            staleness = staleness if number == frame.number else 0
+            self.answer(frame, frame.version + max(0, staleness - 1), staleness)
             return
         if home.tag == tag and home.seen:
             home.claimed = False

@@ -110,6 +110,7 @@ def test_a_push_comes_twice(target: Target) -> None:
     assert found.counters == ("duplicate",) and len(found.out or b"") == 70
     assert said(found) == wire.Taken(4, 1, 0, 2, 4, 32, EXACT)
     host.push(4000, 1, version=1)
+    assert said(host.again()).version == 4, "though the step is whole: its worker adds 1 for it"
     assert said(host.push(1, number=2, version=5)).staleness == 1
     found = host.push(4000, number=1, version=1)
     assert found.counters == ("duplicate",) and said(found).staleness == 0, (

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job with parameter servers trains while a host goes away for a while, or an attacker sends (docs/faults.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nicps import wire
+from nicps.session.channel import Channel
+from nicps.wire import FrameType
+from tests.netns.labs import port_socket, raw_socket, until
+from tests.netns.members import LIGHT, Network, Run, tiny_job
+from tests.netns.stage import Stage
+from tests.netns.test_servers import SYSTEM, WIDER, Counters, checked
+from tests.netns.traffic import mac_bytes
+
+#: It trains until there is a file.
+ENDLESS = """
+def done(state):
+    return os.path.exists({place!r} + "/end")
+"""
+ENDLESS_SETTINGS = {"rounds": 10**6, "test_every": 10**9, "microbatch_seconds": 0.002}
+
+
+class Endless:
+    """A job of four hosts, of which h2 serves, that trains until it is told to end."""
+
+    def __init__(self, network: Network, **settings: Any) -> None:
+        self.network = network
+        self._end = network.folder / "end"
+        self._end.unlink(missing_ok=True)
+        hooks = ENDLESS.format(place=str(network.folder))
+        job = tiny_job(network.folder, WIDER, "endless", hooks)
+        asked = {**SYSTEM, **ENDLESS_SETTINGS, "servers": "h2", "sync_every": 6, **settings}
+        self.channel: Channel = network.submit("h1", job, **asked)
+        network.in_training(timeout_s=30.0)
+
+    def members(self) -> set[str]:
+        """The hosts in the view, as h1 knows it."""
+        status = self.network.status("h1") or {"members": []}
+        return {member["name"] for member in status["members"] if member["state"] != "left"}
+
+    def goes_on(self, *hosts: str) -> None:
+        """Wait until exactly these are in the view, train, and have synchronised twice more."""
+        what = f"{hosts} are in the view"
+        until(lambda: self.members() == set(hosts), what, 60.0)
+        for host in hosts:
+            self.network.in_training(host)
+
+    def end(self) -> Run:
+        """Tell it to end; it ends well."""
+        self._end.touch()
+        return self.network.finished(self.channel)
+
+    def close(self) -> None:
+        """Leave it to itself."""
+        self._end.touch()
+        self.channel.close()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Network]:
+    with Network(4, program=LIGHT) as made:
+        made.up()
+        yield made
+
+
+@pytest.fixture
+def job(four: Network) -> Iterator[Endless]:
+    four.ready()
+    job = Endless(four)
+    yield job
+    job.close()
+    four.lab.link("all", "up")
+
+
+@pytest.mark.short("worker stopped", "server unplugged")
+@pytest.mark.parametrize(
+    ("host", "how"),
+    [("h3", "stopped"), ("h3", "unplugged"), ("h2", "stopped"), ("h2", "unplugged")],
+    ids=["worker stopped", "worker unplugged", "server stopped", "server unplugged"],
+)
+def test_a_host_goes_away_and_comes_back(job: Endless, host: str, how: str) -> None:
+    """The others go on without it, where it served with another server; it takes the state of a commit."""
+    network = job.network
+    others = [name for name in network.names if name != host]
+    job.goes_on(*network.names)
+    if how == "stopped":
+        network.lab.pause(host)
+    else:
+        network.lab.link(host, "unplugged")
+    job.goes_on(*others)
+    said = f"{host} served parameters, and left: "
+    assert any(said in network.log(name) for name in others) is (host == "h2")
+    if how == "stopped":
+        network.lab.resume(host)
+    else:
+        network.lab.link(host, "up")
+    job.goes_on(*network.names)
+    checked(job.end())
+
+
+def test_agents_stop_briefly(job: Endless) -> None:
+    """The server's kernel goes on adding and answering; nobody is missed."""
+    network = job.network
+    views = {host: (network.status(host) or {})["view"] for host in network.names}
+    counters = Counters(network)
+    for host in ("h2", "h3", "h2", "h1", "h2"):
+        network.lab.pause(host, "agent")
+        time.sleep(0.1)
+        network.lab.resume(host, "agent")
+        time.sleep(0.05)
+    job.goes_on(*network.names)
+    assert {host: (network.status(host) or {})["view"] for host in network.names} == views
+    assert list(counters.of("pushed")) == ["h2"]
+    checked(job.end())
+
+
+# ---- an attacker that has the network's cables, and not its key
+
+
+#: For the weights of the attacked job to be those of another one: with one worker everything is in one order.
+ONE_WORKER = {"servers": "h1", "sync_every": 16, "lane": "i16"}
+#: What workers send, and what servers send.
+ASKED = (FrameType.PUSH, FrameType.PULL, FrameType.CONTRIBUTION)
+ANSWERED = (FrameType.HELD, FrameType.TAKEN)
+#: Reasons for frames without effect. A number that is not old is a duplicate where the frame was used before. A step
+#: that comes as its round is committed names a version that there is no more.
+REFUSED = ("replayed", "forged", "round", "duplicate", "malformed")
+_ETHERTYPE = struct.pack(">H", wire.ETHERTYPE)
+_ALL = 3  # ETH_P_ALL: a bridge's port shows its frames to no other socket
+_HEADER, _PUSH = wire.Layout.of(wire.Header), wire.Layout.of(wire.Push)
+_TYPE_AT, _ROUND_AT, _SEQUENCE_AT = (
+    wire.ETHERNET_BYTES + _HEADER.offsets[_HEADER.names.index(name)]
+    for name in ("type", "round", "sequence")
+)
+_NUMBER_AT = wire.ETHERNET_BYTES + wire.HEADER_BYTES + _PUSH.offsets[_PUSH.names.index("number")]
+_AHEAD = 1 << 12  # so that a number is not refused for its age
+_KEPT = 64  # frames of each kind
+_BATCH = 500
+
+
+class Attacker:
+    """Records what a host sends, and sends it from there again: as it was, or as the next step with a made-up tag."""
+
+    def __init__(self, network: Network, name: str, kinds: tuple[FrameType, ...]) -> None:
+        host = network.lab.host(name)
+        self.sent, self._round = 0, bytes(4)
+        self._random, self._mac = random.Random(name), mac_bytes(host.mac)
+        self._kept = {kind: deque[bytes](maxlen=_KEPT) for kind in kinds}
+        self._heard, self._out = port_socket(network.lab, host, _ALL), raw_socket(host, 0)
+
+    def record(self) -> None:
+        """What the host sends in a moment, until there is something of each kind."""
+        self._heard.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # those are this attacker's own
+            while True:
+                self._heard.recv(2048)
+        self._heard.settimeout(5.0)
+        deadline = time.monotonic() + 0.05
+        while time.monotonic() < deadline or not all(self._kept.values()):
+            frame = self._heard.recv(2048)
+            kind = frame[_TYPE_AT]
+            if frame[6:12] == self._mac and frame[12:14] == _ETHERTYPE and kind in self._kept:
+                self._kept[FrameType(kind)].append(frame)
+                self._round = frame[_ROUND_AT : _ROUND_AT + 4]
+
+    def send(self, count: int) -> None:
+        """So many replayed frames, and as many forged ones."""
+        for turn in range(count):
+            kept = self._random.choice(list(self._kept.values()))
+            frame = bytearray(self._random.choice(kept))
+            self._out.send(frame)
+            number, sequence = (
+                struct.unpack_from(">I", frame, at)[0] for at in (_NUMBER_AT, _SEQUENCE_AT)
+            )
+            tag = self._random.getrandbits(64)
+            struct.pack_into(">IQ", frame, _SEQUENCE_AT, sequence + _AHEAD + turn, tag)
+            struct.pack_into(">I", frame, _NUMBER_AT, number + 1)
+            frame[_ROUND_AT : _ROUND_AT + 4] = self._round
+            self._out.send(frame)
+            self.sent += 2
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._out.close()
+        self._heard.close()
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Stage]:
+    with Stage(2, keyed=True, program=LIGHT) as made:
+        made.up()
+        yield made
+
+
+def hashes(job: Endless) -> dict[int, str]:
+    """Of the weights by round, once it has ended."""
+    try:
+        return checked(job.end())
+    finally:
+        job.close()
+
+
+@pytest.mark.short("2000")
+@pytest.mark.parametrize("count", [2_000, 100_000])
+def test_replayed_and_forged_frames_change_nothing(keyed: Stage, count: int) -> None:
+    """The weights of every round are those of a run without an attacker, and all that was sent is counted.
+
+    A step that is sent again draws a short answer, which the worker has no use for either.
+    """
+    keyed.ready()
+    job = Endless(keyed, **ONE_WORKER)
+    worker, server = Attacker(keyed, "h2", ASKED), Attacker(keyed, "h1", ANSWERED)
+    counters = Counters(keyed)
+    try:
+        for attacker in (worker, server):
+            attacker.record()
+        while worker.sent + server.sent < 2 * count:
+            for attacker in (worker, server):
+                attacker.record()
+                attacker.send(_BATCH)
+        sent, of = (
+            {"h1": worker.sent, "h2": server.sent},
+            {why: counters.of(why) for why in REFUSED},
+        )
+    finally:
+        worker.close()
+        server.close()
+    assert sum(of["forged"].values()) >= count // 2 and of["replayed"]["h1"] and of["round"]["h1"]
+    drawn = {"h1": 0, "h2": of["duplicate"]["h1"]}
+    for host, frames in sent.items():
+        refused = sum(of[why].get(host, 0) for why in REFUSED)
+        assert frames <= refused <= 1.02 * frames + drawn[host], (host, frames, of)
+    found = hashes(job)
+    quiet = Endless(keyed, **ONE_WORKER)
+    last = max(found)
+    until(lambda: (keyed.status("h1") or {}).get("round", 0) > last, "as many rounds", 120.0)
+    same = hashes(quiet)
+    assert len(found) >= 3 and {round_: same[round_] for round_ in found} == found
