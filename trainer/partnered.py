@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nicps import client
-from trainer.order import Arrivals, Fragments, Traced, attach
+from trainer.order import Arrivals, Forward, Fragments, Traced, attach
 from trainer.packing import FRAGMENT
 
 if TYPE_CHECKING:
@@ -51,22 +51,34 @@ class Ahead:
         orders: Sequence[Sequence[str]],
         servers: Callable[[], client.Served],
     ) -> None:
-        model = training.model
-        self._model, self._share, self._servers = model, share, servers
-        self._arrivals = Arrivals(-(-model.lanes // FRAGMENT), self._arrive)
+        self._model, self._build = training.model, training.job.model
+        self._share, self._orders, self._servers = share, orders, servers
+        self._arrivals = Arrivals(-(-self._model.lanes // FRAGMENT), self._arrive)
         self._arrivals.end()
-        self._orders, self._set = orders, 1
-        self._traced = Traced(training.job.model) if orders else None
-        whose = model.model, model.layout, self._arrivals.require
-        self._forward = attach(*whose, self._traced, orders[0] if orders else ())
+        self._set = 0  # the own one, once the model waits
+        self._traced: Traced | None = None
+        self._forward: Forward | None = None
         self._done: _Done | None = None
 
     def enter(self) -> None:
-        """A phase begins, in which this worker has a set of its own."""
-        own = self._servers().about.own_set or 1
-        if self._forward is not None and self._traced is not None and own != self._set:
-            self._forward.follow(self._traced.in_order(self._orders[own - 1]))
-        self._set, self._done = own, None
+        """A phase begins, in which this worker has a set of its own.
+
+        Raises:
+            JobError: the model's forward pass is another one than on the host that has prepared the job.
+        """
+        before, self._set, self._done = self._set, self._servers().about.own_set or 1, None
+        if not before:
+            self._attach()
+        elif self._forward is not None and self._traced is not None and before != self._set:
+            self._forward.follow(self._traced.in_order(self._orders[self._set - 1]))
+
+    def _attach(self) -> None:
+        """Let the model wait for its parameters, in the order of the own set. A host that only serves needs none."""
+        order: Sequence[str] = ()
+        if self._orders:
+            self._traced, order = Traced(self._build), self._orders[self._set - 1]
+        whose = self._model.model, self._model.layout, self._arrivals.require
+        self._forward = attach(*whose, self._traced, order)
 
     def compute(self, round_: int, step: int) -> None:
         """Work this member's share of the step while all parameters arrive.
