@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from benchmarks import partners
 from nicps.session.channel import Channel
 from tests.netns.labs import until
 from tests.netns.members import Network, Run, tiny_job
@@ -148,3 +150,15 @@ def test_a_partner_is_killed_while_it_gives_its_set(slow: Stage) -> None:
     channel.close()
     assert len(weights(run)) == 8
     assert all(given(h) > b for h, b in zip(left, before, strict=True)), "they are a pair"
+
+
+@pytest.mark.long
+def test_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both ways have the same bits, and the bytes are counted at the server's port, acknowledgements among them."""
+    command = "--workers 2 --rounds 12 --params 100000 --json"
+    assert partners.main(command.split()) == 0
+    with_, without = orjson.loads(capsys.readouterr().out.splitlines()[-1])
+    assert with_["weights"] == without["weights"] and with_["params"] == 99_840
+    assert with_["partner_bytes"] > 0 and not without["partner_bytes"]
+    assert with_["server_bytes"] < 0.7 * without["server_bytes"]
+    assert without["server_bytes"] > 2 * 4 * with_["params"]
