@@ -305,9 +305,12 @@ class FakeServed:
         self._keep: Callable[[], None] = lambda: None
         self._committed = np.zeros(0, np.float32)
         self._pulled: set[int] = set()  # ranks of the pull under way
-        workers = sorted(session.network.working())
-        place = workers.index(self._number) if self._number in workers else 0
-        self.about = SimpleNamespace(own_set=1 + place % 2)
+
+    @property
+    def about(self) -> SimpleNamespace:
+        """The set that comes first at this worker: by turns."""
+        before = sum(worker < self._number for worker in self._network.working())
+        return SimpleNamespace(own_set=1 + before % 2)
 
     def fill(self, weights: np.ndarray) -> None:
         """Of the handed-out weights, which the network has itself."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nicps import client
-from trainer.order import Arrivals, Fragments, Traced, attach
+from trainer.order import Arrivals, Forward, Fragments, Traced, attach
 from trainer.packing import FRAGMENT
 
 if TYPE_CHECKING:
@@ -51,30 +51,47 @@ class Ahead:
         orders: Sequence[Sequence[str]],
         servers: Callable[[], client.Served],
     ) -> None:
-        model = training.model
-        self._model, self._share, self._servers = model, share, servers
-        self._arrivals = Arrivals(-(-model.lanes // FRAGMENT), self._arrive)
+        self._model, self._build = training.model, training.job.model
+        self._share, self._orders, self._servers = share, orders, servers
+        self._arrivals = Arrivals(-(-self._model.lanes // FRAGMENT), self._arrive)
         self._arrivals.end()
-        self._orders, self._set = orders, 1
-        self._traced = Traced(training.job.model) if orders else None
-        whose = model.model, model.layout, self._arrivals.require
-        self._forward = attach(*whose, self._traced, orders[0] if orders else ())
+        self._waits = (
+            0  # the set that comes first in the order of computing; 0: the model does not wait yet
+        )
+        self._traced: Traced | None = None
+        self._forward: Forward | None = None
         self._done: _Done | None = None
 
     def enter(self) -> None:
-        """A phase begins, in which this worker has a set of its own."""
-        own = self._servers().about.own_set or 1
-        if self._forward is not None and self._traced is not None and own != self._set:
-            self._forward.follow(self._traced.in_order(self._orders[own - 1]))
-        self._set, self._done = own, None
+        """A phase begins: what was computed before is of another one."""
+        self._done = None
+
+    def _order(self) -> None:
+        """Let the model wait for its parameters, and compute in the order of the own set.
+
+        It does so once the first pull is under way: the partner waits for what comes, and a host that only serves needs
+        no order.
+
+        Raises:
+            JobError: the model's forward pass is another one than on the host that has prepared the job.
+        """
+        before, self._waits = self._waits, self._servers().about.own_set or 1
+        order = self._orders[self._waits - 1] if self._orders else ()
+        if not before:
+            self._traced = Traced(self._build) if order else None
+            whose = self._model.model, self._model.layout, self._arrivals.require
+            self._forward = attach(*whose, self._traced, order)
+        elif self._forward is not None and self._traced is not None and before != self._waits:
+            self._forward.follow(self._traced.in_order(order))
 
     def compute(self, round_: int, step: int) -> None:
         """Work this member's share of the step while all parameters arrive.
 
         Raises:
-            JobError: the job's functions fail.
+            JobError: the job's functions fail, or its model is another one here.
         """
         self._done = None
+        self._order()
         self._arrivals.begin()
         try:
             samples, loss_sum = self._share.compute(round_, step)

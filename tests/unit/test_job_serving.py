@@ -147,7 +147,7 @@ def test_what_a_program_is_told() -> None:
     assert announce(PHASE, 4, LANES, new=False, fills=False) == Serves((1, 4), 64, 9)
     worker = Serves((1, 4), 64, 9, 202, 101, own_set=1)
     assert announce(PHASE, 2, LANES, new=True, fills=True) == worker
-    assert announce(PHASE, 5, LANES, new=False, fills=False).own_set == 2
+    assert announce(PHASE, 3, LANES, new=False, fills=False).own_set == 2
 
 
 def test_where_the_second_set_begins() -> None:

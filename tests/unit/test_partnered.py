@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import pytest
 from tests.served_session import ServedNetwork
 from tests.trainer_lab import Outcome, run_job
 from trainer import partnered
-from trainer.order import Build, Traced
+from trainer.errors import Untraceable
+from trainer.job import load
+from trainer.order import Traced
 from trainer.partnered import Ahead
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,6 +77,8 @@ UNTRACED = JOB.replace(
 )
 UNTRACED += "\ndef branches(model):\n    return [[f'ways.{k}'] for k in range(4)]\n"
 
+TRACED: list[Traced] = []
+
 
 def run(
     folder: Path,
@@ -84,6 +88,8 @@ def run(
 ) -> tuple[ServedNetwork, Outcome]:
     (folder / "job").mkdir(parents=True)
     (folder / "job" / "job.py").write_text(text)
+    with contextlib.suppress(Untraceable):
+        TRACED.append(Traced(load(folder / "job", {"system": "B"}).model))
     network = ServedNetwork(5, 36, (1, 2), speeds=(1, 1, 1, 0.3, 1))
     script(network)
     how = {"network": network, "programs": network.programs()}
@@ -106,15 +112,9 @@ def in_turn(self: Ahead, round_: int, step: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_trace_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.fx changes modules of its own while it traces; in training each member is a process."""
-    lock = threading.Lock()
-
-    def traced(build: Build) -> Traced:
-        with lock:
-            return Traced(build)
-
-    monkeypatch.setattr(partnered, "Traced", traced)
+def traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While torch.fx traces it changes all modules' calls; in training each member is a process."""
+    monkeypatch.setattr(partnered, "Traced", lambda build: TRACED[-1])
 
 
 @pytest.fixture
@@ -200,3 +200,28 @@ def test_what_is_tested_while_parameters_arrive_is_the_last_commit(
         (row,) = (row for row in rows if row["round"] == tested[0])
         assert (row["trained_rounds"], row["weights_sha256"]) == plain[1]
     assert weights(outcome, 3)[-1] == plain[-1]
+
+
+@pytest.mark.parametrize("text", [JOB.replace(", momentum=0.9", "")], ids=["SGD"])
+def test_a_worker_whose_set_is_another_one_computes_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Worker 3 is lost, and groups are dealt out anew: then 4 has set 1 as its own, and 5 has set 2."""
+
+    def script(network: ServedNetwork) -> None:
+        network.on_commit[2] = lambda: network.evict(3)
+        network.on_commit[3] = network.drop
+
+    network, outcome = run(tmp_path / "ahead", script, text)
+    phase = [at for at, event in enumerate(network.log) if event[0] == "phase"][-1]
+    first = {}
+    for worker in (4, 5):
+        pulls = [at for at, event in enumerate(network.log) if event[:2] == ("pull", worker)]
+        orders = [network.log[at][2] for at in pulls if at < phase]
+        first[worker] = orders[0], next(network.log[at][2] for at in pulls if at > phase)
+    assert first == {4: (1, 0), 5: (0, 1)}
+    with monkeypatch.context() as patch:
+        patch.setattr(Ahead, "compute", in_turn)
+        _, plain = run(tmp_path / "plain", script, text)
+    for worker in (4, 5):
+        assert weights(outcome, worker) == weights(plain, worker)

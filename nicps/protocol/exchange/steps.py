@@ -25,7 +25,7 @@ from nicps.protocol.signals import Lacks
 _PARTNERS_ASKS = 5
 #: After a refusal the same is asked again so soon.
 _AGAIN_S = 0.001
-#: After a partner's; each time twice as late.
+#: After a partner's; each time three times as late. The round waits for a partner that is late, whoever else answers.
 _PARTNER_AGAIN_S = 0.002
 #: While a partner is not asked for all that it may have yet, what has come is looked at so often.
 _PACE_S = 0.002
@@ -177,7 +177,8 @@ class Steps:
             if serves:
                 window.due = min(window.due, now + _AGAIN_S)
             else:
-                window.hold(now, _PARTNER_AGAIN_S * (1 << min(window.unanswered, _PARTNERS_ASKS)))
+                ends = window.unanswered >= _PARTNERS_ASKS
+                window.hold(now, 0.0 if ends else _PARTNER_AGAIN_S * 3**window.unanswered)
 
     def deadline(self) -> float:
         """When the next one has not come for too long, or a partner may have more."""
