@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.served_session import ServedNetwork
+from tests.served_session import FakeServed, ServedNetwork
 from tests.trainer_lab import Outcome, run_job
 from trainer import partnered
 from trainer.order import Build, Traced
 from trainer.partnered import Ahead
+from trainer.training import Training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,11 +90,12 @@ def run(
     folder: Path,
     script: Callable[[ServedNetwork], None] = lambda _: None,
     text: str = JOB,
+    servers: tuple[int, int] = (1, 2),
     **settings: Any,
 ) -> tuple[ServedNetwork, Outcome]:
     (folder / "job").mkdir(parents=True)
     (folder / "job" / "job.py").write_text(text)
-    network = ServedNetwork(5, 36, (1, 2), speeds=(1, 1, 1, 0.3, 1))
+    network = ServedNetwork(5, 36, servers, speeds=(1, 1, 1, 0.3, 1))
     script(network)
     how = {"network": network, "programs": network.programs()}
     of = folder / "job", folder / "run", network.members
@@ -209,3 +213,57 @@ def test_what_is_tested_while_parameters_arrive_is_the_last_commit(
         (row,) = (row for row in rows if row["round"] == tested[0])
         assert (row["trained_rounds"], row["weights_sha256"]) == plain[1]
     assert weights(outcome, 3)[-1] == plain[-1]
+
+
+def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The weights that programs have for the part of a server, as phases begin."""
+    filled: list[np.ndarray] = []
+    monkeypatch.setattr(FakeServed, "fill", lambda _, weights: filled.append(weights.copy()))
+    return filled
+
+
+def test_a_phase_ends_before_anything_has_been_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that takes a server's place then fills the part with what was handed out."""
+    filled = handed_out(monkeypatch)
+    dropped: list[int] = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if turn == 2:
+                dropped.append(len(filled))
+                network.drop()
+
+        network.before = before
+
+    run(tmp_path, script)
+    assert dropped == [5], "by then each program has begun the first phase"
+    assert all((weights == filled[0]).all() for weights in filled[:10]) and filled[0].any()
+
+
+def test_a_state_that_is_saved_while_parameters_arrive_is_the_last_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: after a phase that has begun, and has pulled nothing whole yet."""
+    saved: list[bytes] = []
+
+    def save(self: Training, path: Path) -> None:
+        saved.append(b"".join(bytes(part) for part in self.model.parts()))
+
+    monkeypatch.setattr(Training, "save", save)
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            begins = [at for at, event in enumerate(network.log) if event[0] == "phase"]
+            since = {event[:2] for event in network.log[begins[-1] :]}
+            if len(begins) == 2 and since >= {("waits", 1), ("pull", 1)} and not saved:
+                network.enter("save", network.open_round, to=[1])
+
+        network.before = before
+        network.after[2] = network.drop
+        network.saved = lambda source, digest: network.drop()  # type: ignore[method-assign]
+
+    _, outcome = run(tmp_path, script, servers=(4, 5))
+    (last,) = (sha for round_, sha in weights(outcome, 1) if round_ == 2)
+    assert [hashlib.sha256(each).hexdigest() for each in saved] == [last]
