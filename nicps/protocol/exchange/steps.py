@@ -258,10 +258,10 @@ class Steps:
         if not self._is_partners(window):
             return min(window.end, window.here + self._window) - window.sent
         limit = window.end
-        if self._pairing is not None:
-            own = (w for w in self._windows if not self._is_partners(w))
-            missing = sum(w.end - w.here for w in own)
-            limit = self._pairing.limit(window.first, window.end, missing, self._window)
+        pairing = self._pairing
+        if pairing is not None:  # a part of the other set can be asked for at its server by now
+            missing = sum(w.end - w.here for w in self._windows if w.first in pairing.own)
+            limit = pairing.limit(window.first, window.end, missing, self._window)
         if limit < window.end:
             self._paced_until = now + _PACE_S
         window.sent = max(window.sent, window.beyond)
