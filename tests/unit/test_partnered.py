@@ -79,9 +79,13 @@ UNTRACED = JOB.replace(
 BRANCHES = "\ndef branches(model):\n    return [[f'ways.{k}'] for k in range(4)]\n"
 UNTRACED += BRANCHES
 #: The samples say which branches a step needs; each has fragments of its own.
-SKIPPING = JOB.replace("600", "2400").replace("150", "600").replace(
-    "[way(x) for way in self.ways]",
-    "[way(x) if len(x) == 2 or x[0, k] > 0 else x.new_zeros(len(x), 600) for k, way in enumerate(self.ways)]",
+SKIPPING = (
+    JOB.replace("600", "2400")
+    .replace("150", "600")
+    .replace(
+        "[way(x) for way in self.ways]",
+        "[way(x) if len(x) == 2 or x[0, k] > 0 else x.new_zeros(len(x), 600) for k, way in enumerate(self.ways)]",
+    )
 )
 SKIPPING = SKIPPING.replace('lane="i32"', 'lane="i32", average_all_buffers=True') + BRANCHES
 

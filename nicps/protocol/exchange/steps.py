@@ -168,7 +168,7 @@ class Steps:
     def hear_refusal(self, now: float, member: int) -> None:
         """That member has answered that it cannot do something yet: `deadline` is soon.
 
-        The kernel tells of one refusal in a while: it may stand for those of other servers.
+        The kernel reports at most one refusal in a tick of its clock: it may stand for those of other servers.
         """
         serves = member in self._serving.servers
         for window in self._windows:
@@ -234,7 +234,7 @@ class Steps:
     # ---- a partner's half of a pull
 
     def _sources(self) -> list[Source]:
-        """Of a pull: the servers, each for its part; of a partner's set, as many questions side by side."""
+        """Each server gives its part of the own set, the partner each server's part of the other one."""
         pairing = self._pairing
         if pairing is None:
             return self._servers(0, self._room)
@@ -248,13 +248,13 @@ class Steps:
         return window.owner not in self._serving.servers
 
     def _seen(self, window: Window) -> int:
-        """How far to look at what has come: a partner may answer what is held, and was asked for before."""
+        """How far to look at what has come: a partner may still answer what `Window.hold` counts as never asked."""
         if self._is_partners(window):
             return min(window.end, window.sent + self._window)
         return window.sent
 
     def _room_of(self, now: float, window: Window) -> int:
-        """How many fragments can be asked for now that have not been; of a partner, what it may have."""
+        """How many fragments can be asked for now that have not been; of a partner, as many as it may have."""
         if not self._is_partners(window):
             return min(window.end, window.here + self._window) - window.sent
         limit = window.end
