@@ -9,7 +9,7 @@
 
 #include "nicps_served.h"
 
-/* The same at another worker, which passes on its pulled parameters, or fills a new server. */
+/* A question for parameters, at a worker: it passes on what it has pulled, or fills a new server. */
 static __always_inline int nicps_hand_over(struct nicps_push *body, void *payload,
 					   const struct nicps_sender *sender)
 {

@@ -41,7 +41,8 @@ __all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Served", "Session
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=OfRound)
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
-_ENDS = shared_form.Phase, shared_form.Abort, Pulled
+#: Before the rest of a pull is computed on: it may have ended, or must wait.
+_FIRST = shared_form.Phase, shared_form.Abort, shared_form.Keep, Pulled
 
 
 class Session:
@@ -441,10 +442,10 @@ class Session:
                 reducer.ahead(lambda: self._channel.wait(0.0))
 
     def _glance(self, seconds: float) -> bool:
-        """Wait so long for a message, and keep it; False once one of those kept may end a pull."""
+        """Wait so long for a message, and keep it; False once one of those kept comes first."""
         if self._channel.wait(seconds):
             self._pending.append(self._take())
-        return not any(isinstance(message, _ENDS) for message, _ in self._pending)
+        return not any(isinstance(message, _FIRST) for message, _ in self._pending)
 
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))

@@ -58,6 +58,10 @@ class Arrivals:
         """Everything is there, or nothing is waited for any more."""
         self._here[:] = True
 
+    def require_all(self) -> None:
+        """Wait also for the fragments that no module has needed."""
+        self.require((range(len(self._here)),))
+
     def require(self, pieces: Fragments) -> None:
         """Wait for those of the fragments that are not there yet."""
         missing: list[range] = []

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class _CalledAway(BaseException):
-    """The parameters do not come: another phase begins. No error of the job's, whose code it passes through."""
+    """The parameters do not come, as another phase begins. It is no error, and passes through the job's code."""
 
 
 class _Done(NamedTuple):
-    """A share that is worked: of which round and step, how many samples, the sum of their losses, and the buffers."""
+    """A share that has been computed: its round and step, its samples, the sum of their losses, and the buffers."""
 
     round: int
     step: int
@@ -85,7 +85,7 @@ class Ahead:
             self._forward.follow(self._traced.in_order(order))
 
     def compute(self, round_: int, step: int) -> None:
-        """Work this member's share of the step while all parameters arrive.
+        """Compute this member's share of the step while all parameters arrive.
 
         Raises:
             JobError: the job's functions fail, or its model is another one here.
@@ -95,6 +95,7 @@ class Ahead:
         self._arrivals.begin()
         try:
             samples, loss_sum = self._share.compute(round_, step)
+            self._arrivals.require_all()  # a module that was skipped has buffers, too
         except _CalledAway:
             return
         finally:
@@ -103,7 +104,7 @@ class Ahead:
             self._done = _Done(round_, step, samples, loss_sum, self._buffers())
 
     def take(self, round_: int, step: int) -> tuple[int, float] | None:
-        """The samples of that share and the sum of their losses, if it is worked: the model is as it was then."""
+        """The samples of that share and the sum of their losses, if it is computed; the model is as it was then."""
         done, self._done = self._done, None
         if done is None or (done.round, done.step) != (round_, step):
             return None
@@ -121,7 +122,7 @@ class Ahead:
             servers.read(self._model.weights, piece.start, piece.stop)
 
     def _buffers(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
-        """What the model holds, with copies: a forward pass has moved it, and the commit is told as it was before."""
+        """The buffers as the forward pass has left them, with copies. Until `take` the model has the commit's."""
         return [
             (module, key, held, held.detach().clone())
             for module in self._model.model.modules()

@@ -78,6 +78,7 @@ class Served:
         self._fresh = True  # the weights are those that were handed out, or another member's
         self._moved = False  # they are not those of the last commit
         self._behind = 0  # the round whose commit has been heard of, and not been pulled
+        self._pulled = False  # all parameters, since then: there is something to go back to
         self._ahead = make_ahead(lambda: self._servers) if make_ahead is not None else None
 
     @property
@@ -97,7 +98,7 @@ class Served:
     def loaded(self) -> None:
         """Another member's state was taken over (R20)."""
         self._worked = self._training.state.round
-        self._fresh, self._moved, self._behind = True, False, 0
+        self._fresh, self._moved, self._behind, self._pulled = True, False, 0, False
 
     def catch_up(self) -> None:
         """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
@@ -106,6 +107,7 @@ class Served:
         if self._pull(self._behind + 1):
             self._note_commit()
         else:
+            self._go_back()
             self._journal.warn(
                 f"the state after round {self._behind} has not come: an older one is tested, or saved"
             )
@@ -148,7 +150,8 @@ class Served:
         """Pull, and train on from there (S1)."""
         if self._ahead is not None:
             self._ahead.enter()
-        if not self._pull(round_, self._ahead):
+        if not self._pull(round_, self._ahead if self._pulled else None):
+            self._go_back()
             return
         if self._behind:  # what it has pulled is the nearest to that commit
             self._note_commit()
@@ -292,6 +295,7 @@ class Served:
         servers.read(self._model.weights)
         self._model.adopt()
         self._moved = True
+        self._pulled |= bool(self._share.place.share)
         return True
 
     def _note_commit(self) -> None:

@@ -49,7 +49,7 @@ class ServedMemory:
         self._before: Phase | None = (
             None  # of whose rounds the part that is here has seen one committed
         )
-        self._filled = 0  # the first round of the phase for which it was filled last
+        self._filled = 0, Room()  # for the phase that begins with that round, and as that part
         self._asked = 0  # the round in which the program wants all parameters
 
     @property
@@ -71,7 +71,7 @@ class ServedMemory:
     def needs_filling(self, phase: Phase) -> bool:
         """Whether the own part is not here yet."""
         node = self._node
-        if not self.serves(phase) or self._filled == phase.first_round:
+        if not self.serves(phase) or self._filled == (phase.first_round, self._room(phase)):
             return False
         return not keeps_part(self._before, phase, node.number, node.learners)
 
@@ -117,7 +117,7 @@ class ServedMemory:
         def filled(now: float, number: int) -> Orders:
             if not current():
                 return [DropServed(number)]
-            self._filled, self._before = phase.first_round, None
+            self._filled, self._before = (phase.first_round, self._room(phase)), None
             return [UseServed(number), *then(now)]
 
         return self._tasks.begin(self._owner, FillPart(self._part_of(phase)), filled)

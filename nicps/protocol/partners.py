@@ -65,7 +65,9 @@ class Pairing:
         return cls(group[0], *reversed(sets))
 
     def limit(self, first: int, end: int, missing: int, ahead: int) -> int:
-        """How far the partner is asked for fragments `first` to `end` of its set: it has about as much as this worker.
+        """How far the partner is asked for fragments `first` to `end` of its set.
+
+        It has come about as far with its set as this worker with its own.
 
         Args:
             missing: fragments of the own set that have not come.

@@ -58,7 +58,7 @@ class Served:
         number: this member's.
         say: tells the agent something.
         wait: waits for what it says.
-        glance: waits so long for it, and keeps it; False if a pull may have ended.
+        glance: waits so long for it, and keeps it; False once there is something that comes before the rest of a pull.
 
     Attributes: `about`, what the phase fixes.
     """
@@ -213,7 +213,10 @@ class Served:
         return bool((tags > self._before).all())
 
     def arrive(self, first: int, end: int) -> bool:
-        """Wait until these fragments of the pull are here; False if it may have ended, which `wait_pulled` tells."""
+        """Wait until these fragments of the pull are here; False if `wait_pulled` must be called first.
+
+        The pull may have ended then, or the state must be saved meanwhile.
+        """
         while not self.here(first, end):
             if not self._glance(_GLANCE_S):
                 return self.here(first, end)

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.served_session import ServedNetwork
+from tests.served_session import FakeServed, ServedNetwork
 from tests.trainer_lab import Outcome, run_job
 from trainer import partnered
 from trainer.errors import Untraceable
 from trainer.job import load
 from trainer.order import Traced
 from trainer.partnered import Ahead
+from trainer.training import Training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,7 +78,18 @@ UNTRACED = JOB.replace(
             self.moved = self.moved + x[0, 0]
 """,
 )
-UNTRACED += "\ndef branches(model):\n    return [[f'ways.{k}'] for k in range(4)]\n"
+BRANCHES = "\ndef branches(model):\n    return [[f'ways.{k}'] for k in range(4)]\n"
+UNTRACED += BRANCHES
+#: The samples say which branches a step needs; each has fragments of its own.
+SKIPPING = (
+    JOB.replace("600", "2400")
+    .replace("150", "600")
+    .replace(
+        "[way(x) for way in self.ways]",
+        "[way(x) if len(x) == 2 or x[0, k] > 0 else x.new_zeros(len(x), 600) for k, way in enumerate(self.ways)]",
+    )
+)
+SKIPPING = SKIPPING.replace('lane="i32"', 'lane="i32", average_all_buffers=True') + BRANCHES
 
 TRACED: list[Traced] = []
 
@@ -84,13 +98,14 @@ def run(
     folder: Path,
     script: Callable[[ServedNetwork], None] = lambda _: None,
     text: str = JOB,
+    servers: tuple[int, int] = (1, 2),
     **settings: Any,
 ) -> tuple[ServedNetwork, Outcome]:
     (folder / "job").mkdir(parents=True)
     (folder / "job" / "job.py").write_text(text)
     with contextlib.suppress(Untraceable):
         TRACED.append(Traced(load(folder / "job", {"system": "B"}).model))
-    network = ServedNetwork(5, 36, (1, 2), speeds=(1, 1, 1, 0.3, 1))
+    network = ServedNetwork(5, 36, servers, speeds=(1, 1, 1, 0.3, 1))
     script(network)
     how = {"network": network, "programs": network.programs()}
     of = folder / "job", folder / "run", network.members
@@ -132,7 +147,9 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> list[tu
     return weights(outcome, 3)
 
 
-@pytest.mark.parametrize("text", [JOB, UNTRACED], ids=["traced", "as written"])
+@pytest.mark.parametrize(
+    "text", [JOB, UNTRACED, SKIPPING], ids=["traced", "as written", "skipping"]
+)
 def test_the_bits_are_those_of_plain_synchronous_training(
     tmp_path: Path, plain: list[tuple[int, str]], text: str
 ) -> None:
@@ -225,3 +242,57 @@ def test_a_worker_whose_set_is_another_one_computes_in_its_order(
         _, plain = run(tmp_path / "plain", script, text)
     for worker in (4, 5):
         assert weights(outcome, worker) == weights(plain, worker)
+
+
+def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The weights that programs have for the part of a server, as phases begin."""
+    filled: list[np.ndarray] = []
+    monkeypatch.setattr(FakeServed, "fill", lambda _, weights: filled.append(weights.copy()))
+    return filled
+
+
+def test_a_phase_ends_before_anything_has_been_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that takes a server's place then fills the part with what was handed out."""
+    filled = handed_out(monkeypatch)
+    dropped: list[int] = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if turn == 2:
+                dropped.append(len(filled))
+                network.drop()
+
+        network.before = before
+
+    run(tmp_path, script)
+    assert dropped == [5], "by then each program has begun the first phase"
+    assert all((weights == filled[0]).all() for weights in filled[:10]) and filled[0].any()
+
+
+def test_a_state_that_is_saved_while_parameters_arrive_is_the_last_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: after a phase that has begun, and has pulled nothing whole yet."""
+    saved: list[bytes] = []
+
+    def save(self: Training, path: Path) -> None:
+        saved.append(b"".join(bytes(part) for part in self.model.parts()))
+
+    monkeypatch.setattr(Training, "save", save)
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            begins = [at for at, event in enumerate(network.log) if event[0] == "phase"]
+            since = {event[:2] for event in network.log[begins[-1] :]}
+            if len(begins) == 2 and since >= {("waits", 1), ("pull", 1)} and not saved:
+                network.enter("save", network.open_round, to=[1])
+
+        network.before = before
+        network.after[2] = network.drop
+        network.saved = lambda source, digest: network.drop()  # type: ignore[method-assign]
+
+    _, outcome = run(tmp_path, script, servers=(4, 5))
+    (last,) = (sha for round_, sha in weights(outcome, 1) if round_ == 2)
+    assert [hashlib.sha256(each).hexdigest() for each in saved] == [last]

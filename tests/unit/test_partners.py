@@ -88,8 +88,8 @@ def test_the_own_set_is_fixed_with_the_phase() -> None:
 WINDOW = QUEUE // 2
 
 
-def worker(kernel: ServedKernel, number: int = 2) -> Steps:
-    of = phase([2, 3])
+def worker(kernel: ServedKernel, number: int = 2, sets: int = SETS) -> Steps:
+    of = phase([2, 3], sets=sets)
     pairing = Pairing.of(of, range(1, 7), number)
     return Steps(of, VIEW_NUMBER, number, kernel, TIMINGS, pairing)
 
@@ -193,3 +193,20 @@ def test_a_partner_that_gives_something_is_asked_on() -> None:
         kernel.take(1, range(come, come + 20))
         come += 20
         steps.advance(now)
+
+
+def test_a_partner_gives_one_part_and_not_the_other() -> None:
+    """In a small model all fragments can belong to set 1: the other worker has none of its own, by which to pace."""
+    kernel = ServedKernel()
+    steps = worker(kernel, 3, ROOM)
+    actions, now, come = steps.pull(0.0, 1, ROUND), 0.0, 299
+    assert {a.to for a in actions} == {2}
+    while not {a.to for a in actions} - {2}:
+        kernel.take(1, [come := come + 1])
+        now = steps.deadline()
+        actions = steps.advance(now)
+    assert {a.to for a in actions} - {2} == {4}, "the server of the first part"
+    while not steps.whole:
+        kernel.take(1, set().union(*(indices(a) for a in actions)))
+        actions = steps.advance(now)
+        now = steps.deadline()

@@ -99,6 +99,17 @@ def test_a_part_of_a_phase_that_never_came_is_no_part(host: Host) -> None:
     assert serves.lanes == LANES
 
 
+def test_another_part_of_a_phase_that_is_decided_again_is_filled(host: Host) -> None:
+    """A lead that has not heard of the decision gives this host another rank, from the same round on."""
+    two = {"exchange": Exchange.SERVERS, "shares": (0, 0, 12)}
+    (serves,) = prepared(host, training(4, serving=Serving((2, 1), 6), **two))
+    assert (serves.first, serves.lanes) == (LANES // 2, LANES // 2)
+    (serves,) = prepared(host, training(5, serving=Serving((2, 1), 6), **two))
+    assert not serves.lanes, "the same part"
+    (serves,) = prepared(host, training(6, serving=Serving((1, 2), 6), **two))
+    assert (serves.first, serves.lanes) == (0, LANES // 2)
+
+
 def test_steps_and_what_comes_of_them(host: Host) -> None:
     prepared(host, phase(2))
     host.forget()

@@ -389,6 +389,25 @@ def test_another_phase_ends_a_pull(small: Agent, kind: str) -> None:
     assert small.session.next_phase().kind == kind
 
 
+@pytest.mark.parametrize("op", ["phase", "lost", "keep", "abort"])
+def test_what_comes_before_the_rest_of_a_pull(small: Agent, op: str) -> None:
+    """R18: without a majority nothing comes, and the state is saved."""
+    small.begin(every=1)
+    small.served.pull(ROUND)
+    small.number += 1
+    small.hold(0, [1] * PULLED)
+    small.tell("view", view=6, live=[1, 2, 3], lead=1, round=ROUND)
+    assert small.served.arrive(0, 1), "a view ends no pull"
+    if op == "phase":
+        small.phase("train", ROUND + 1)
+    elif op == "lost":
+        small.tell("pulled", round=ROUND, number=1, lost=True)
+    else:
+        small.tell(op, **({"message": "over"} if op == "abort" else {}))
+    assert not small.served.arrive(0, small.served.fragments)
+    assert small.served.arrive(0, 1), "that is here"
+
+
 @pytest.mark.parametrize("every", [0, 64])
 def test_the_last_commit_is_taken_back(small: Agent, every: int) -> None:
     small.begin(every)

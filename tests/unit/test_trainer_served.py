@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served_session import ServedNetwork
+from tests.served_session import FakeServed, ServedNetwork
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError
 from trainer.job import load
 from trainer.records import Records
 from trainer.state import Saved
+from trainer.training import Training
 
 JOB = """\
 import torch
@@ -275,6 +276,35 @@ def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path
     vector = np.concatenate([array.ravel() for array in saved.model.values()])
     assert hashlib.sha256(vector.tobytes()).hexdigest() == reference.commits[0]
     assert saved.head["progress"]["round"] == reference.rounds[0]
+
+
+def test_where_the_last_commit_cannot_be_pulled_the_one_before_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: its server has gone. A step of this worker's own is no state of the job's."""
+    saved: list[np.ndarray] = []
+    wait_pulled = FakeServed.wait_pulled
+
+    def save(self: Training, path: Path) -> None:
+        saved.append(self.model.weights.copy())
+
+    def script(network: ServedNetwork) -> None:
+        def gone(self: FakeServed, round_: int) -> bool:
+            if network.sessions[1].served is not self or round_ != 2 or saved:
+                return wait_pulled(self, round_)
+            if network.phases[1][-1].kind != "save":
+                with network.changed:
+                    network.enter("save", 2, to=[1])
+            return False
+
+        network.servers, network.all_working = (3,), {1, 2}
+        network.saved = lambda source, digest: network.drop()  # type: ignore[method-assign]
+        monkeypatch.setattr(FakeServed, "wait_pulled", gone)
+
+    monkeypatch.setattr(Training, "save", save)
+    run(tmp_path, Case(speeds=(1, 1), settings={"sync_every": 5}), script)
+    initial = vector_of(load(tmp_path / "job", {}).model())
+    assert [(weights == initial).all() for weights in saved] == [True]
 
 
 @pytest.mark.parametrize(("every", "servers"), [(4, 1), (1, 2), (0, 1)])

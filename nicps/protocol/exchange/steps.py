@@ -168,7 +168,7 @@ class Steps:
     def hear_refusal(self, now: float, member: int) -> None:
         """That member has answered that it cannot do something yet: `deadline` is soon.
 
-        The kernel tells of one refusal in a while: it may stand for those of other servers.
+        The kernel reports at most one refusal in a tick of its clock: it may stand for those of other servers.
         """
         serves = member in self._serving.servers
         for window in self._windows:
@@ -235,7 +235,7 @@ class Steps:
     # ---- a partner's half of a pull
 
     def _sources(self) -> list[Source]:
-        """Of a pull: the servers, each for its part; of a partner's set, as many questions side by side."""
+        """Each server gives its part of the own set, the partner each server's part of the other one."""
         pairing = self._pairing
         if pairing is None:
             return self._servers(0, self._room)
@@ -249,20 +249,20 @@ class Steps:
         return window.owner not in self._serving.servers
 
     def _seen(self, window: Window) -> int:
-        """How far to look at what has come: a partner may answer what is held, and was asked for before."""
+        """How far to look at what has come: a partner may still answer what `Window.hold` counts as never asked."""
         if self._is_partners(window):
             return min(window.end, window.sent + self._window)
         return window.sent
 
     def _room_of(self, now: float, window: Window) -> int:
-        """How many fragments can be asked for now that have not been; of a partner, what it may have."""
+        """How many fragments can be asked for now that have not been; of a partner, as many as it may have."""
         if not self._is_partners(window):
             return min(window.end, window.here + self._window) - window.sent
         limit = window.end
-        if self._pairing is not None:
-            own = (w for w in self._windows if not self._is_partners(w))
-            missing = sum(w.end - w.here for w in own)
-            limit = self._pairing.limit(window.first, window.end, missing, self._window)
+        pairing = self._pairing
+        if pairing is not None:  # a part of the other set can be asked for at its server by now
+            missing = sum(w.end - w.here for w in self._windows if w.first in pairing.own)
+            limit = pairing.limit(window.first, window.end, missing, self._window)
         if limit < window.end:
             self._paced_until = now + _PACE_S
         window.sent = max(window.sent, window.beyond)
