@@ -58,8 +58,10 @@ class Member:
         channel = plane.maps.stripes.areas.words[0]
         channel["offered"] = CONVERSION
         channel["width"] = channel["width_next"] = WIDTH
-        config["round"] = channel["round"] = channel["round_low"] = 1
-        channel["round_high"], config["enabled"] = 2, 1
+        for words in (config, channel):
+            words["round"] = words["round_low"] = 1
+            words["round_high"] = 2
+        config["enabled"] = 1
 
     def headers(self, indices: range, kind: type[wire.Contribution]) -> NDArray[np.uint8]:
         """(k, 56), with a question's numbers from 1 on."""
@@ -307,7 +309,7 @@ def test_ranks_are_the_views(members: tuple[Member, Member]) -> None:
     macs = [first.plane.mac, second.plane.mac]
     second.plane.enter_view(VIEW, 2, macs, 1, key)
     first.plane.enter_view(VIEW, 1, macs, 2, key)
-    second.maps.config["round_high"] = second.maps.config["enabled"] = 1
+    second.stripes.areas.words["round_high"] = second.maps.config["enabled"] = 1
     first.contribute(STRIPES[2])
     until(lambda: second.maps.counters()["mode"] == HALF, "all are dropped")
     second.stripes.set_ranks((1, 2), ())

@@ -152,9 +152,9 @@ def test_every_edge_of_every_area(target: Target) -> None:
     host = Host(target)
     for channel, room in enumerate(ROOMS):
         for index in (room, 2**32 - 1):
-            size = {"fragments": room + 9}
-            for kind, sender in ((FrameType.SUM, 3), (FrameType.ASK, 2)):
-                assert host.give(kind, sender, channel, index, **size).counters == ("range",)
+            for kind, members in ((FrameType.SUM, 0b10), (FrameType.ASK, 0b1)):
+                beyond = {"fragments": 2**32 - 1, "members": members}
+                assert host.give(kind, 2, channel, index, **beyond).counters == ("range",)
         stripe = host.model.channels[channel].stripe
         for index in range(room):
             body = wire.Contribution(0b111, index, room, 1, WIDTH, UNIT, UNIT)
@@ -207,6 +207,19 @@ def test_channels_without_places_take_no_contributions(target: Target) -> None:
             assert host.give(FrameType.ASK, 2, channel, 0).counters == ("range",)
         last = ROOMS[channel] - 1
         assert host.give(FrameType.SUM, 3, channel, last).counters == ("stored",)
+    host.same()
+
+
+def test_places_end_with_the_channels_blocks(target: Target) -> None:
+    """Where the own stripe is longer than its places: the next channel has those behind."""
+    host = Host(target)
+    for model in host.model.channels:
+        model.blocks = 1
+    target.lay_out(host.model.channels)
+    for channel in (0, 3):
+        size = {"fragments": 6}
+        assert host.give(FrameType.CONTRIBUTION, 2, channel, 0, **size).counters == ("gathered",)
+        assert host.give(FrameType.CONTRIBUTION, 2, channel, 1, **size).counters == ("range",)
     host.same()
 
 

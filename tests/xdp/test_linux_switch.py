@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.linux_switch import SwitchScene
+from nicps import wire
+from nicps.wire import FrameType
+from tests.linux_switch import SwitchModel, SwitchScene
+from tests.model import DROP, Outcome
+from tests.stripes import NETWORK, signed
 from tests.xdp.switch_target import SwitchTarget
 
 SEEDS, CHUNK = 400, 100
@@ -49,3 +53,18 @@ def test_random_sequences(target: SwitchTarget, first: int) -> None:
             scene.go_on()
     rare = {name: reached[name] for name, least in LEAST.items() if reached[name] < least}
     assert not rare, reached
+
+
+@pytest.mark.parametrize("kind", [FrameType.CONTRIBUTION, FrameType.ASK])
+@pytest.mark.parametrize("channel", [1, 7])
+def test_a_switch_has_one_channel(target: SwitchTarget, kind: FrameType, channel: int) -> None:
+    """Fragments of another one would be added to those of the same number."""
+    model = SwitchModel(frozenset({1, 2}), 3, 8, 5)
+    target.begin(model)
+    target.enter(model)
+    flags = wire.channel_flags(channel)
+    header = wire.Header(network=NETWORK, view=5, round=7, sender=1, flags=flags)
+    body = wire.Contribution(0b11, 1, 3, 1, 8, -9, -9)
+    frame = signed(1, kind, header, body, bytes(wire.PAYLOAD_BYTES), wire.SWITCH, b"")
+    assert target.run(frame) == model.run(frame) == Outcome(DROP, ("mode",))
+    target.same_state(model)
