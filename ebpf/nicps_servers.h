@@ -368,7 +368,9 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 	}
 	nicps_copy_lanes(stored->lane, payload);
 	stored->exponent = body->exponent;
-	stored->rest = (u64)sender->round << 32 | bpf_ntohl(body->version);
+	/* An answer to a step has that in it, beside what its version counts. */
+	stored->rest = (u64)sender->round << 32 |
+		       (u32)(bpf_ntohl(body->version) + !!body->staleness);
 	nicps_publish(&stored->tag, number);
 	nicps_release(&stored->claim);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();

@@ -124,6 +124,10 @@ class Steps:
         """The kernel wakes the agent each time that so many have come."""
         return max(1, self._window // 2)
 
+    def has_brought(self, number: int) -> bool:
+        """Whether the answers to that step have brought all parameters."""
+        return self._receiver.pulled_to(number, 0, self._room)[0] == self._room
+
     def advance(self, now: float) -> list[SendServed]:
         """Something has come, or `deadline` has passed: send what there is room for, and again what is lost."""
         sent: list[SendServed] = []
