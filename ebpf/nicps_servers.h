@@ -16,6 +16,15 @@
 #define NICPS_ANSWER_TAKEN -2
 #define NICPS_TAKEN_WORDS (NICPS_PUSH_HEADER_BYTES / 8)
 
+/* Another member is there. A host that serves itself hears nobody by that. */
+static __always_inline void nicps_note_heard(struct nicps_ring *ring,
+					     const struct nicps_sender *sender,
+					     const struct nicps_config *config)
+{
+	if (sender->number != config->number)
+		ring->heard_ns = bpf_ktime_get_coarse_ns();
+}
+
 /* The fields of an answer; `width` and `index` are those of the question. */
 static __always_inline void nicps_fill_answer(struct nicps_push *body, u32 version,
 					      u32 staleness, u8 reason)
@@ -119,7 +128,7 @@ static __always_inline int nicps_push_in(struct nicps_push *body, void *payload,
 				   magnitudes, payload);
 	nicps_note_full(ring, &spot, magnitudes);
 	nicps_release(&spot.home->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_PUSHED);
 	if (nicps_leave(progress) == spot.fragments) {
@@ -203,7 +212,7 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 		       &scale);
 	last = *(volatile u32 *)&home->due;
 	nicps_release(&home->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(last ? NICPS_COUNT_SUMMED : NICPS_COUNT_GATHERED);
 	if (last)
@@ -242,7 +251,7 @@ static __always_inline int nicps_give(struct nicps_push *body, void *payload, u3
 	body->exponent =
 		nicps_show(lane, nicps_magnitudes(lane, NICPS_LANES_32), payload);
 	nicps_release(&spot.home->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	nicps_count(NICPS_COUNT_PULLED);
 	nicps_fill_answer(body, version, 0, NICPS_REFUSAL_NONE);
 	return NICPS_ANSWER_HELD;
@@ -373,7 +382,7 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 		       (u32)(bpf_ntohl(body->version) + !!body->staleness);
 	nicps_publish(&stored->tag, number);
 	nicps_release(&stored->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_STORED);
 	nicps_tell_count(config, number, nicps_leave(progress), config->room);
@@ -402,7 +411,7 @@ static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 	if (body->reason) {
 		if (!member->rank[0] && !(config->passes & nicps_bit(sender->number)))
 			return nicps_drop(NICPS_COUNT_STRANGER);
-		ring->heard_ns = now;
+		nicps_note_heard(ring, sender, config);
 		told = ring->refused_ns;
 		if (told != now &&
 		    __sync_val_compare_and_swap(&ring->refused_ns, told, now) == told)
@@ -413,7 +422,7 @@ static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 		return nicps_drop(NICPS_COUNT_MALFORMED);
 	if (!nicps_in_part(index, fragments, member->rank[0], config->aggregators))
 		return nicps_drop(NICPS_COUNT_STRANGER);
-	ring->heard_ns = now;
+	nicps_note_heard(ring, sender, config);
 	reason = nicps_acknowledge(body, index, fragments, sender, config);
 	return reason == NICPS_ENTERED ? XDP_DROP : nicps_drop(reason);
 }

@@ -64,7 +64,7 @@ class Settings:
         push steps to them when they have one. `quorum` is 1 then.
     sync_every: S: pushes after which the steps of all workers are averaged (T); 1: each step is; 0: none ever.
     servers: S: how many hosts serve, the first ones, or their names, separated by commas.
-    servers_train: S: servers have a share of the batch, too.
+    servers_train: S: servers have a share of the batch, too; their processors train while their kernels serve.
     staleness: S: a push counts 1 / staleness (S3); False: all count alike.
     partners: B: workers get half of the parameters from each other; False: all from the servers.
     """
@@ -261,9 +261,8 @@ def _check_served(settings: Settings) -> None:
     """What cannot be where servers hold the parameters."""
     of = f"as system is {settings.system}"
     if settings.system == "B":
+        _demand(settings, "servers_train", not settings.servers_train, f"false, {of}")
         raise JobError("setting system is 'B', which is not built yet; it must be R or S")
-    if settings.servers_train:
-        raise JobError("setting servers_train is True, which is not built yet; it must be false")
     _demand(settings, "exchange", settings.exchange == "auto", f"auto, {of}")
     for key in ("rank", "bucket_mb"):
         _demand(settings, key, getattr(settings, key) is None, f"none, {of}")

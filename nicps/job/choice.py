@@ -112,11 +112,11 @@ class Choice:
             raise JobFailed(
                 f"{len(servers)} servers are too many for a model of {fragments} fragments: name {fragments} or fewer"
             )
-        if not set(counted).difference(servers):
+        if not plan.servers.train and not set(counted).difference(servers):
             raise JobFailed("all hosts that trained have left")
         if gone := [number for number in servers if number not in counted]:
-            servers = replace_servers(servers, counted, view, self.reads)
-            new = view.names(set(servers) - set(before))
+            servers = replace_servers(servers, counted, view, self.reads, train=plan.servers.train)
+            new = view.names(set(servers) - set(before)) or "nobody"
             text = f"{view.names(gone)} served parameters, and left: {new} serves in its place"
             lost = "what was pushed since the last synchronisation is lost there"
             told.append(PublishEvent("warning", {"message": f"{text}; {lost}"}))

@@ -97,6 +97,8 @@ def replace_servers(
     counted: Collection[int],
     view: View,
     reads: Mapping[int, int] = MappingProxyType({}),
+    *,
+    train: bool = False,
 ) -> tuple[int, ...]:
     """The servers of the next phase, after some were lost: workers that have read the newest round take their ranks.
 
@@ -108,18 +110,19 @@ def replace_servers(
         before: the servers of the phase before, by rank.
         counted: the live members that have the job's state.
         reads: the last round that each worker has read, as far as that is known.
+        train: servers have a share, too. Then there may be fewer of them: those that are left have all parts.
 
     Raises:
         JobFailed: no worker would be left.
     """
     gone = [number for number in before if number not in counted]
     workers = sorted(set(counted) - set(before), key=lambda k: (reads.get(k, 0), k))
-    if len(workers) <= len(gone):
+    if not train and len(workers) <= len(gone):
         raise JobFailed(
             f"{view.names(gone)} served parameters, and left: too few hosts are left to serve and to train"
         )
     taken = dict(zip(gone, reversed(workers), strict=False))
-    return tuple(taken.get(number, number) for number in before)
+    return tuple(taken.get(number, number) for number in before if number in {*counted, *taken})
 
 
 # ---- every host: what it needs

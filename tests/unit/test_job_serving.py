@@ -94,6 +94,15 @@ def test_who_has_read_the_newest_round_takes_a_servers_place() -> None:
     assert replace_servers((1,), (2, 3), whole, {2: 9, 3: 8}) == (2,), "though it leads"
 
 
+def test_servers_that_train_are_fewer_in_the_end() -> None:
+    """A host that does not serve yet takes a rank; where there is none, those that are left have all parts."""
+    whole = view(1, 2, 3, 4, 5)
+    assert replace_servers((2, 1), (1, 3, 4), whole, train=True) == (4, 1)
+    assert replace_servers((2, 1, 3), (3, 4), whole, train=True) == (4, 3)
+    assert replace_servers((2, 1), (1,), whole, train=True) == (1,)
+    assert replace_servers((1,), (4,), whole, train=True) == (4,)
+
+
 # ---- what a host needs
 
 PHASE = Phase(

@@ -50,7 +50,11 @@ class Steps:
         assert phase.serving is not None
         self._serving: Serving = phase.serving
         self._fragments, self._width = phase.fragments, phase.width
-        self._view, self._own, self._receiver = view, number, receiver
+        trains = phase.shares[number - 1] > 0
+        self._skipped = (
+            0 if trains else number
+        )  # a server that does not train has its part by itself
+        self._view, self._receiver = view, receiver
         self._window = share_of(max(1, sum(share > 0 for share in phase.shares)))
         self._overtake = overtaken(self._window)
         self._round_trip = RoundTrip(timings.repeat_s)
@@ -181,7 +185,7 @@ class Steps:
             (server, serving.part(rank, self._fragments))
             for rank, server in enumerate(serving.servers)
         )
-        return [(server, part) for server, part in parts if server != self._own and len(part)]
+        return [(server, part) for server, part in parts if server != self._skipped and len(part)]
 
     def _servers(self, first: int, end: int) -> list[Source]:
         """Whom to ask for these fragments of parameters, if not a partner."""
