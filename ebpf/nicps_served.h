@@ -14,6 +14,15 @@
 #define NICPS_ANSWER_HELD -1
 #define NICPS_ANSWER_TAKEN -2
 
+/* Another member is there. A host that serves itself hears nobody by that. */
+static __always_inline void nicps_note_heard(struct nicps_ring *ring,
+					     const struct nicps_sender *sender,
+					     const struct nicps_config *config)
+{
+	if (sender->number != config->number)
+		ring->heard_ns = bpf_ktime_get_coarse_ns();
+}
+
 /* The fields of an answer; `width` and `index` are those of the question. */
 static __always_inline void nicps_fill_answer(struct nicps_push *body, u32 version,
 					      u32 staleness, u8 reason)

@@ -81,7 +81,7 @@ static __always_inline int nicps_push_in(struct nicps_push *body, void *payload,
 				   magnitudes, payload);
 	nicps_note_full(ring, &spot, magnitudes);
 	nicps_release(&spot.home->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_PUSHED);
 	if (nicps_leave(progress) == spot.fragments) {
@@ -165,7 +165,7 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 		       &scale);
 	last = *(volatile u32 *)&home->due;
 	nicps_release(&home->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(last ? NICPS_COUNT_SUMMED : NICPS_COUNT_GATHERED);
 	if (last)
@@ -205,7 +205,7 @@ static __always_inline int nicps_give(struct nicps_push *body, void *payload, u3
 	body->exponent =
 		nicps_show(lane, nicps_magnitudes(lane, NICPS_LANES_32), payload);
 	nicps_release(&spot.home->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	nicps_count(NICPS_COUNT_PULLED);
 	nicps_fill_answer(body, version, 0, NICPS_REFUSAL_NONE);
 	return NICPS_ANSWER_HELD;

@@ -8,7 +8,7 @@
 #include <uapi/linux/bpf.h>
 #include "nicps_members.h"
 #include "nicps_served_maps.h"
-#include "nicps_servers.h"
+#include "nicps_serve_own.h"
 
 /* Reached by a tail call from nicps_xdp: the frame is of stripes or servers. */
 static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor *cursor,
@@ -52,4 +52,15 @@ int nicps_servers(struct xdp_md *ctx)
 	if (!ethernet || !config)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
 	return nicps_served(ctx, &cursor, ethernet, config);
+}
+
+/* On no interface: the agent of a host that serves and trains runs it. */
+int nicps_serve_own(struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
+	const struct nicps_config *config = nicps_config();
+
+	if (!nicps_take_ethernet(&cursor) || !config)
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	return nicps_serve_own_frame(&cursor, config);
 }

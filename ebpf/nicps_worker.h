@@ -106,10 +106,12 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 	}
 	nicps_copy_lanes(stored->lane, payload);
 	stored->exponent = body->exponent;
-	stored->rest = (u64)sender->round << 32 | bpf_ntohl(body->version);
+	/* An answer to a step has that in it, beside what its version counts. */
+	stored->rest = (u64)sender->round << 32 |
+		       (u32)(bpf_ntohl(body->version) + !!body->staleness);
 	nicps_publish(&stored->tag, number);
 	nicps_release(&stored->claim);
-	ring->heard_ns = bpf_ktime_get_coarse_ns();
+	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_STORED);
 	nicps_tell_count(config->clock, 0, number, nicps_leave(progress), config->room);
@@ -139,7 +141,7 @@ static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 	if (body->reason) {
 		if (!member->rank[0] && !(config->passes & nicps_bit(sender->number)))
 			return nicps_drop(NICPS_COUNT_STRANGER);
-		ring->heard_ns = now;
+		nicps_note_heard(ring, sender, config);
 		told = ring->refused_ns;
 		if (told != now &&
 		    __sync_val_compare_and_swap(&ring->refused_ns, told, now) == told)
@@ -150,7 +152,7 @@ static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 		return nicps_drop(NICPS_COUNT_MALFORMED);
 	if (!nicps_in_part(index, fragments, member->rank[0], config->aggregators))
 		return nicps_drop(NICPS_COUNT_STRANGER);
-	ring->heard_ns = now;
+	nicps_note_heard(ring, sender, config);
 	reason = nicps_acknowledge(body, index, fragments, sender, config);
 	return reason == NICPS_ENTERED ? XDP_DROP : nicps_drop(reason);
 }

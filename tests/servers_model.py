@@ -273,7 +273,7 @@ class ServersModel:
             return _drop("duplicate")
         if not self._enter(1, 0, body.number):
             return _drop("round")
-        rest = header.round << 32 | body.version
+        rest = header.round << 32 | body.version + bool(body.staleness) & 0xFFFFFFFF
         self.store[body.index] = Stored(body.number, rest, body.exponent, payload)
         self._tell(body.number, self._count(1, 0), self.room)
         also = body.staleness and not self._acknowledge(header, body, index)

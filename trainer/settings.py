@@ -65,7 +65,7 @@ class Settings:
         worker gets half of the parameters from a partner. `quorum` is 1 with both.
     sync_every: S: pushes after which the steps of all workers are averaged (T); 1: each step is; 0: none ever.
     servers: S, B: how many hosts serve, the first ones, or their names, separated by commas.
-    servers_train: S, B: servers have a share of the batch, too.
+    servers_train: S: servers have a share of the batch, too; their processors train while their kernels serve.
     staleness: S: a push counts 1 / staleness (S3); False: all count alike.
     partners: B: workers get half of the parameters from each other; False: all from the servers, in plain synchronous
         training with the same bits.
@@ -271,8 +271,8 @@ def _are_servers(text: str) -> bool:
 def _check_served(settings: Settings) -> None:
     """What cannot be where servers hold the parameters."""
     of = f"as system is {settings.system}"
-    if settings.servers_train:
-        raise JobError("setting servers_train is True, which is not built yet; it must be false")
+    if settings.packed:
+        _demand(settings, "servers_train", not settings.servers_train, f"false, {of}")
     _demand(settings, "exchange", settings.exchange == "auto", f"auto, {of}")
     for key in ("rank", "bucket_mb"):
         _demand(settings, key, getattr(settings, key) is None, f"none, {of}")

@@ -178,6 +178,10 @@ class Frames:
         servers, fragments = self._dataplane.maps.servers, action.fragments
         if servers is None or servers.store is None:
             return
+        if fragments.to == self._node.number:
+            header = self._node.header(0, fragments.round)
+            self._served.queue_own(fragments, action.phase, header)
+            return
         asks = fragments.type is wire.FrameType.PULL
         source: Source = self._questions if asks else ServedLanes(servers)
         self.sender.served_of(fragments, action.phase, source)
@@ -206,6 +210,7 @@ class Frames:
         driver = self._driver
         self._sync_to_kernel()
         try:
+            self._served.serve_own()
             self.sender.pump(driver.now)
         except (JobFailed, WireError, OSError) as error:  # a file that is handed out has gone, say
             self.drop_fragments()
@@ -222,6 +227,7 @@ class Frames:
         waits for them.
         """
         driver = self._driver
+        self._served.drop_own()
         for action in self.sender.drop_fragments():
             driver.carry_out(self._life.fragments_sent(driver.now, action))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nicps import wire
 from nicps.agent.striped import header_dtype
@@ -70,6 +72,41 @@ class Questions:
         """Zeros are always there."""
 
 
+def _body_of(action: SendServed, phase: Phase, first: int = 0) -> wire.Contribution | wire.Push:
+    """What the frames of it say, with the index of the first fragment."""
+    if action.type is FrameType.CONTRIBUTION:
+        of = action.members, first, phase.fragments, action.number, phase.width, 0, 0
+        return wire.Contribution(*of)
+    if action.type is FrameType.PUSH:
+        about = action.version, action.number, first, phase.fragments
+        return wire.Push(*about, 0, phase.width, 0)
+    room = pulled_fragments(phase.fragments, phase.width)
+    return wire.Pull(action.version, action.number, first, room, 0, PULLED_WIDTH, 0)
+
+
+def own_frame(header: wire.Header, action: SendServed, phase: Phase, first: int) -> bytes:
+    """For `DataPlane.serve_own`, from that fragment on; the kernel puts lanes and exponents in."""
+    packed = wire.pack(header, _body_of(action, phase, first), tail=bytes(PAYLOAD_BYTES))
+    body = packed[wire.HEADER_BYTES : wire.PUSH_HEADER_BYTES]
+    return wire.ethernet(wire.BROADCAST, packed) + body
+
+
+def check_exponents(first: int, exponents: npt.NDArray[Any], width: int) -> None:
+    """Those of a step from that fragment on.
+
+    Raises:
+        JobFailed: one is too large for parameters. No kernel takes that: it would be sent again for ever.
+    """
+    most = STEP_BITS - width
+    x = exponents.view(np.int8)
+    if (x > most).any():
+        at = int((x > most).argmax())
+        raise JobFailed(
+            f"fragment {first + at} of a step has an exponent of {x[at]}, and at most {most} can be added: the"
+            " training program has written over its step"
+        )
+
+
 class ServedFrames:
     """Makes the headers of a batch of frames from one template.
 
@@ -87,16 +124,7 @@ class ServedFrames:
 
     def template(self, header: wire.Header, action: SendServed, phase: Phase) -> U8:
         """The header that all frames of it have, uint8 (56,)."""
-        body: wire.Contribution | wire.Push
-        if action.type is FrameType.CONTRIBUTION:
-            of = action.members, 0, phase.fragments, action.number, phase.width, 0, 0
-            body = wire.Contribution(*of)
-        elif action.type is FrameType.PUSH:
-            body = wire.Push(action.version, action.number, 0, phase.fragments, 0, phase.width, 0)
-        else:
-            room = pulled_fragments(phase.fragments, phase.width)
-            body = wire.Pull(action.version, action.number, 0, room, 0, PULLED_WIDTH, 0)
-        frame = wire.pack(header, body, tail=bytes(PAYLOAD_BYTES))
+        frame = wire.pack(header, _body_of(action, phase), tail=bytes(PAYLOAD_BYTES))
         return np.frombuffer(frame[: self._rows.shape[1]], np.uint8)
 
     def fill(
@@ -123,11 +151,5 @@ class ServedFrames:
             x[:] = np.asarray(exponents, np.uint8).view(
                 np.int8
             )  # a copy: the program can still write to its own
-            most = STEP_BITS - int(records["width"][0])
-            if (x > most).any():
-                at = int((x > most).argmax())
-                raise JobFailed(
-                    f"fragment {first + at} of a step has an exponent of {x[at]}, and at most {most} can be added: the"
-                    " training program has written over its step"
-                )
+            check_exponents(first, x, int(records["width"][0]))
         return rows, np.frombuffer(self._members()[action.to - 1].mac, np.uint8)

@@ -7,16 +7,23 @@ goes through the maps (docs/servers.md).
 
 from __future__ import annotations
 
+from collections import deque
+
+from nicps import wire
 from nicps.agent.served import ServedPart, WeightsFile
+from nicps.agent.served_frames import check_exponents, own_frame
 from nicps.dataplane import DataPlane
 from nicps.dataplane.servers import Servers, ServersPart, ServersStore
 from nicps.errors import BpfLoadError
 from nicps.job import actions as act
+from nicps.protocol import Phase, SendServed
 from nicps.session.fields import Message
 from nicps.session.served_form import NearLimit, Pulled, Serves
 
 #: Counters of the frames with parameters that leave this host: as a server, and as a partner.
 _GIVEN = ("pulled", "passed_on")
+#: Fragments of the own part in one system call, which takes about a millisecond then.
+_OWN_RUNS = 1024
 
 
 class ServedRoom:
@@ -33,6 +40,7 @@ class ServedRoom:
         self._former: list[WeightsFile] = []  # files that are not needed any more
         self._part: ServedPart | None = None
         self._begins: act.BeginServing | None = None  # a phase that is prepared
+        self._own: deque[tuple[SendServed, Phase, wire.Header]] = deque()
         self.versions = 0
         self._before = self._given_out()
 
@@ -57,6 +65,8 @@ class ServedRoom:
         """Load the program, and make a store."""
         try:
             self._dataplane.open_servers()
+            if task.own:
+                self._dataplane.open_own()
         except BpfLoadError as error:
             return act.StripesRefused(str(error))
         if task.room:
@@ -158,6 +168,32 @@ class ServedRoom:
             fds.append(self._given.fd)
         return tuple(fds)
 
+    # ---- a server that trains
+
+    def queue_own(self, action: SendServed, phase: Phase, header: wire.Header) -> None:
+        """Fragments of this host's step, or its questions, that are for the own part."""
+        self._own.append((action, phase, header))
+
+    def serve_own(self) -> None:
+        """Let them have their effect, once the kernel has the settings with which frames would be sent now.
+
+        Raises:
+            JobFailed: a step cannot be added.
+        """
+        while self._own:
+            action, phase, header = self._own.popleft()
+            for first, count in action.ranges:
+                for at in range(first, first + count, _OWN_RUNS):
+                    runs = min(_OWN_RUNS, first + count - at)
+                    if action.type is not wire.FrameType.PULL:
+                        exponents = self._servers.own[at : at + runs]["exponent"]
+                        check_exponents(at, exponents, phase.width)
+                    self._dataplane.serve_own(own_frame(header, action, phase, at), runs)
+
+    def drop_own(self) -> None:
+        """They are not needed any more."""
+        self._own.clear()
+
     # ---- the end
 
     def retire(self) -> None:
@@ -170,6 +206,7 @@ class ServedRoom:
                 file.close()
         self._given = self._told = self._part = self._begins = None
         self._former = []
+        self._own.clear()
         self.versions = 0
         self._before = self._given_out()
         if self._dataplane.maps.servers is not None:

@@ -24,6 +24,8 @@ from nicps.layout import layout
 
 #: The programs that take frames of stripes and of servers, once one of them is loaded.
 _STRIPES, _SERVERS = "nicps_stripes", "nicps_servers"
+#: What a host that serves and trains runs for its own part.
+_OWN = "nicps_serve_own"
 
 _log = logging.getLogger(__name__)
 
@@ -141,12 +143,33 @@ class DataPlane:
 
     def _load_servers(self) -> loader.Loaded:
         if self._beside is None:
-            kinds: dict[str, loader.ProgramKind] = {_SERVERS: "xdp"}
+            kinds: dict[str, loader.ProgramKind] = {_SERVERS: "xdp", _OWN: "xdp"}
             source = "nicps_servers.c"
             beside = self._beside = loader.load_beside(self._loaded, source, kinds, self._defines)
             self._undo.callback(beside.close)
             self.maps.add_servers(beside.maps)
         return self._beside
+
+    def open_own(self) -> None:
+        """After `open_servers`: this host trains on parameters of which it holds a part. As `open_servers`.
+
+        Raises:
+            BpfLoadError: the kernel refuses the program.
+        """
+        with self._opening:
+            if self._beside is not None and _OWN in self._beside.later:
+                self._rooms[_OWN] = program = self._beside.open(_OWN)
+                self._undo.callback(os.close, program)
+                del self._beside.later[_OWN]
+
+    def serve_own(self, frame: bytes, count: int) -> None:
+        """Let `count` fragments of the own step, or own questions, have their effect on the own part (docs/servers.md).
+
+        Args:
+            frame: the first of them, as it would be sent, and its body once more behind that.
+        """
+        with contextlib.suppress(InterruptedError):  # what is left out is asked for again
+            bpf.prog_test_run(self._rooms[_OWN], frame, count)
 
     def _go_on_with(self, name: str, load: Callable[[], loader.Loaded]) -> None:
         """Put that program into the slot for the exchange; it is loaded once."""

@@ -379,11 +379,13 @@ class StripesRefused:
 @dataclass(frozen=True, slots=True)
 class ReserveServed:
     """Load the program of parameter servers, and make a store of `room` fragments of parameters and own lanes of
-    `pushes` fragments, if any; the outcome is a number for them, or `StripesRefused`.
+    `pushes` fragments, if any; `own`: also the program of servers that train. The outcome is a number for the store, or
+    `StripesRefused`.
     """
 
     room: int
     pushes: int
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

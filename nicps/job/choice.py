@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nicps.errors import JobFailed
@@ -37,13 +37,15 @@ class Choice:
         found: how far the job is, where another host has led before.
 
     Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there; `read`, the last round
-    that all workers have read, if there are parameter servers.
+    that all workers have read, if there are parameter servers; `reads`, the last one that each had read as a server was
+    lost.
     """
 
     def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
         self.exchange = plan.exchange
         self.wait: Wait | None = None
         self.read = 0
+        self.reads: Mapping[int, int] = {}
         self._plan, self._node = plan, node
         self._failed = set(found.failed) if found is not None else set()
         self._servers = found.servers if found is not None else ()  # of the last phase, by rank
@@ -110,11 +112,11 @@ class Choice:
             raise JobFailed(
                 f"{len(servers)} servers are too many for a model of {fragments} fragments: name {fragments} or fewer"
             )
-        if not set(counted).difference(servers):
+        if not plan.servers.train and not set(counted).difference(servers):
             raise JobFailed("all hosts that trained have left")
         if gone := [number for number in servers if number not in counted]:
-            servers = replace_servers(servers, counted, view)
-            new = view.names(set(servers) - set(before))
+            servers = replace_servers(servers, counted, view, self.reads, train=plan.servers.train)
+            new = view.names(set(servers) - set(before)) or "nobody"
             text = f"{view.names(gone)} served parameters, and left: {new} serves in its place"
             lost = "what was pushed since the last synchronisation is lost there"
             told.append(PublishEvent("warning", {"message": f"{text}; {lost}"}))

@@ -126,7 +126,7 @@ class Course:
         if self.choice.has_failed(phase.exchange):
             return self._train()
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
-            return self._train()  # another member takes its place
+            return []  # `server_lost` goes on: another member takes its place
         if phase.serving is not None and not phase.sharing(view.live):
             return self._give_up("all hosts that trained have left")
         if self._decided is not None and self._decided[0] == node.open_round - 1:
@@ -216,6 +216,14 @@ class Course:
         if self._decided is None or self._decided[0] != round_:
             return []
         return self.round_judged(round_, self._decided[1], saves=self._decided[2])
+
+    def server_lost(self, reads: Mapping[int, int]) -> Orders:
+        """A server has left, and this is what each worker that is left has read last: one of them takes its place."""
+        self.choice.reads = reads
+        busy = self._streaming or self._opening or self._purpose  # training is opened anyway
+        if self.stopping or self._finishing or self._saving or busy:
+            return []
+        return self._train()
 
     def _group_judged(self, what: str, phase: Phase | None) -> Orders:
         """The same for a group's program: "continue", "admit" or "end"."""

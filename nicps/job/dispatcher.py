@@ -85,6 +85,8 @@ class Dispatcher:
                 orders = part.served.note_pulled(now, program, action) if part and program else []
             case protocol.ReadByAll(round_):
                 orders = lead.course.read_by_all(round_) if lead else []
+            case protocol.ServerLost(reads):
+                orders = lead.course.server_lost(reads) if lead else []
             case protocol.Need(round_, samples):
                 orders = part.show_need(round_, samples) if part else []
             case protocol.Closed(round_):

@@ -201,8 +201,9 @@ class Plan:
         exchange: Exchange,
         serving: Serving | None = None,
     ) -> Phase:
-        """These members train, until the next decision; those that serve do not."""
-        counted = set(counted).difference(serving.servers if serving is not None else ())
+        """These members train, until the next decision; those that serve only do so if the job says so."""
+        if serving is not None and not (self.servers is not None and self.servers.train):
+            counted = set(counted).difference(serving.servers)
         batch = max(self.batch, len(counted))  # a member without a share is not counted
         return Phase(
             number=0,

@@ -51,6 +51,8 @@ class ServedMemory:
         )
         self._filled = 0, Room()  # for the phase that begins with that round, and as that part
         self._asked = 0  # the round in which the program wants all parameters
+        self._filling = False
+        self._delayed: Orders = []  # what it has asked for meanwhile
 
     @property
     def servers(self) -> tuple[int, ...]:
@@ -107,7 +109,9 @@ class ServedMemory:
             self._store, self._made = sizes, self._made + 1
             return [UseServed(outcome), *then(now)]
 
-        return self._tasks.begin(self._owner, ReserveServed(*sizes), made)
+        assert phase.serving is not None
+        own = any(phase.shares[server - 1] for server in phase.serving.servers)
+        return self._tasks.begin(self._owner, ReserveServed(*sizes, own), made)
 
     def fill(
         self, phase: Phase, current: Callable[[], bool], then: Callable[[float], Orders]
@@ -115,11 +119,13 @@ class ServedMemory:
         """Make the own part out of the weights that the program has given, if the phase is still `current` then."""
 
         def filled(now: float, number: int) -> Orders:
+            delayed, self._delayed, self._filling = self._delayed, [], False
             if not current():
                 return [DropServed(number)]
             self._filled, self._before = (phase.first_round, self._room(phase)), None
-            return [UseServed(number), *then(now)]
+            return [UseServed(number), *then(now), *delayed]
 
+        self._filling, self._delayed = True, []
         return self._tasks.begin(self._owner, FillPart(self._part_of(phase)), filled)
 
     def begin(self, phase: Phase) -> BeginServing:
@@ -172,12 +178,16 @@ class ServedMemory:
         if serving is None or not self._node.view.live.issuperset(serving.servers):
             program.give_duty(now, "work")
             return [Post(program.number, Pulled(round_, 1, lost=True))]
-        return [BeginPull(round_, others)]
+        pull: Orders = [BeginPull(round_, others)]
+        if self._filling:  # a server that trains: this host is not in the phase yet
+            self._delayed, pull = pull, []
+        return pull
 
     def note_pulled(self, now: float, program: Program, action: protocol.Pulled) -> Orders:
         """All parameters have come that it needs from others."""
-        if self.phase is not None and self.serves(self.phase):
-            return self._give_part(self.phase, program, self._asked)
+        phase = self.phase
+        if phase is not None and self.serves(phase) and not phase.shares[self._node.number - 1]:
+            return self._give_part(phase, program, self._asked)
         program.give_duty(now, "work")
         return [Post(program.number, Pulled(self._asked, action.number))]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from nicps import wire
@@ -104,28 +105,36 @@ def _is_number(text: str) -> bool:
 
 
 def replace_servers(
-    before: tuple[int, ...], counted: Collection[int], view: View
+    before: tuple[int, ...],
+    counted: Collection[int],
+    view: View,
+    reads: Mapping[int, int] = MappingProxyType({}),
+    *,
+    train: bool = False,
 ) -> tuple[int, ...]:
-    """The servers of the next phase, after some were lost: the workers with the highest numbers take their ranks.
+    """The servers of the next phase, after some were lost: workers that have read the newest round take their ranks.
 
-    Each of them has the parameters of the last commit. The lead has the lowest number: it goes on as a worker, so that
-    hosts that come back get its optimizer's state.
+    Each of them has the parameters of the commit that it has read last. Among several that have read the same, those
+    with the highest numbers serve. The lead has the lowest number: if it can it goes on as a worker, so that hosts that
+    come back get its optimizer's state.
 
     Args:
         before: the servers of the phase before, by rank.
         counted: the live members that have the job's state.
+        reads: the last round that each worker has read, as far as that is known.
+        train: servers have a share, too. Then there may be fewer of them: those that are left have all parts.
 
     Raises:
         JobFailed: no worker would be left.
     """
     gone = [number for number in before if number not in counted]
-    workers = sorted(set(counted) - set(before))
-    if len(workers) <= len(gone):
+    workers = sorted(set(counted) - set(before), key=lambda k: (reads.get(k, 0), k))
+    if not train and len(workers) <= len(gone):
         raise JobFailed(
             f"{view.names(gone)} served parameters, and left: too few hosts are left to serve and to train"
         )
     taken = dict(zip(gone, reversed(workers), strict=False))
-    return tuple(taken.get(number, number) for number in before)
+    return tuple(taken.get(number, number) for number in before if number in {*counted, *taken})
 
 
 # ---- every host: what it needs

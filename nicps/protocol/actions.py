@@ -92,6 +92,13 @@ class ReadByAll:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLost:
+    """The lead only: a server of the phase is not in the view. `reads`: by live worker, the last round that it read."""
+
+    reads: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class SendFragments:
     """Send fragments of this member's contribution, before anything asked for later.
 
@@ -349,6 +356,7 @@ Action: TypeAlias = (
     | Stepped
     | Pulled
     | ReadByAll
+    | ServerLost
     | Installed
     | Ready
     | Evicted

@@ -51,6 +51,11 @@ class GoesOn:
         if self._first_round < token.round <= self.known:
             token.lines[self._lead - 1].marks |= wire.Mark.GOES_ON
 
+    @property
+    def reads(self) -> dict[int, int]:
+        """By live worker, the last round that it is known to have read."""
+        return dict(self._read)
+
     def is_read(self, round_: int) -> bool:
         """All workers have read that round."""
         return all(read >= round_ for read in self._read.values())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nicps import wire
-from nicps.protocol.actions import ReadByAll, Send
+from nicps.protocol.actions import ReadByAll, Send, ServerLost
 from nicps.protocol.carried import Carried, Offer, Pending
 from nicps.protocol.control import Control
 from nicps.protocol.exchange import ServersExchanger
@@ -54,6 +54,7 @@ class Served:
         self._step, self._begun = carried.pending.step, carried.pending.begun
         self._says = MarkTimer(timings)
         self._told = 0  # the round that all workers have read, as the lead was told
+        self._tells_lost = self._leads and exchange.lacks_server
         exchange.goes_on = self.go.known
         if carried.offer is not None:
             exchange.conversion = next(numbers)
@@ -86,6 +87,11 @@ class Served:
         go.hear_token(token)
         go.hear_read(self._number, control.last_read)
         steps: Steps = []
+        if self._tells_lost and go.is_read(
+            control.phase.first_round - 1
+        ):  # each has told something
+            self._tells_lost = False
+            steps.append(ServerLost(go.reads))
         if self._leads and go.is_read(round_ - 1):
             if self._told < round_ - 1:
                 self._told = round_ - 1

@@ -90,6 +90,7 @@ class Served:
         self._committed: F32 | None = None  # the parameters of the last commit
         self._converted = 0  # the round to which a step was given that is not judged yet
         self._before = 0  # no number up to that is the pull's under way
+        self._asked = 0  # the same of the pull to come, which the answers to a step may bring
         self._reads = False  # what was committed is not read yet
 
     # ---- a phase
@@ -141,6 +142,7 @@ class Served:
             NonFinite, TooLarge: a number of the step cannot be sent; nothing was.
         """
         own, format, quantiser = self._records(self._own), self._format, self._quantiser
+        self._asked = self._newest() if format.width == _PULLED_WIDTH else 0
         quantiser.begin()
         each = format.per_fragment // self._pulled.per_fragment
         for first in range(0, format.fragments, format.batch):
@@ -183,10 +185,16 @@ class Served:
     # ---- parameters
 
     def pull(self, round_: int) -> None:
-        """Ask for all parameters; `wait_pulled` follows. Meanwhile `here` says which fragments have come."""
-        if self._store is not None:
-            self._before = int(self._store["tag"].max())
+        """Ask for all parameters; `wait_pulled` follows. Meanwhile `here` says which fragments have come.
+
+        Answers to a step with lanes of 32 bits bring parameters: where all have come, no server is asked.
+        """
+        self._before, self._asked = self._asked or self._newest(), 0
         self._say(Pull(round_))
+
+    def _newest(self) -> int:
+        """The newest number under which parameters have come."""
+        return int(self._store["tag"].max()) if self._store is not None else 0
 
     def wait_pulled(self, round_: int) -> bool:
         """Wait until all are here; False if another phase comes before, or no server can give them. After a commit a

@@ -99,6 +99,9 @@ def test_two_servers_share_the_parameters(four: Network, job: Path) -> None:
     checked(run)
     pushed = counters.of("pushed")
     assert sorted(pushed) == ["h2", "h4"] and pushed["h2"] * 8 == pushed["h4"] * 7
+    assert sum(pushed.values()) > sum(counters.of("pulled").values()), (
+        "the answers to a push bring the parameters"
+    )
 
 
 @pytest.fixture

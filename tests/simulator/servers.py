@@ -381,7 +381,7 @@ class ServersKernel:
             return
         self.host.lan.checks.served.stores(self.host, frame)
         stored.content, stored.tag = frame.content, frame.number
-        stored.rest = frame.round, frame.version
+        stored.rest = frame.round, frame.version + bool(frame.staleness)
         yield
         self._count(self.stored, len(self.store))
         if frame.staleness:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nicps import wire
-from nicps.protocol import Committed, ReadByAll, Send, SendServed, Timings
+from nicps.protocol import Committed, ReadByAll, Send, SendServed, ServerLost, Timings, View
 from nicps.protocol.carried import Carried, Offer, Pending
 from nicps.protocol.exchange.servers import Begun
 from nicps.protocol.phase import AdaptiveTimeout
@@ -53,12 +53,12 @@ def worker(
     return ring, kernel
 
 
-def lead(*, decided: bool = True) -> ServedRing:
+def lead(*, decided: bool = True, view: View = VIEW) -> ServedRing:
     """Member 1, which only serves."""
     kernel, phase = ServedKernel(), phase_of()
     carried = Carried(NEXT, -40, ROUND, undecided=not decided)
     timeout = AdaptiveTimeout(TIMINGS)
-    ring = ServedRing(phase, VIEW, 1, kernel, TIMINGS, timeout, carried, START)
+    ring = ServedRing(phase, view, 1, kernel, TIMINGS, timeout, carried, START)
     ring.create(START)
     return ring
 
@@ -253,6 +253,19 @@ def test_the_lead_waits_for_the_last_that_reads() -> None:
     assert not wants(ring.on_want(START, said(3, read=ROUND - 1)))
     assert not wants(ring.on_want(START, said(4))), "a server"
     assert (NEXT, GOES_ON, ROUND) in wants(ring.on_want(START, said(3)))
+
+
+def test_the_lead_tells_what_each_has_read_once_a_server_is_lost() -> None:
+    """Once, when it knows it of all workers: one of them is to serve in its place."""
+    ring = lead(view=replace(VIEW, live=frozenset({1, 2, 3})))
+    steps = ring.on_want(START, said(2))
+    assert not [one for one in steps if isinstance(one, ServerLost)]
+    steps = ring.on_want(START, said(3, read=ROUND - 1))
+    assert ServerLost({2: ROUND, 3: ROUND - 1}) in steps
+    assert ServerLost({2: ROUND, 3: ROUND}) not in ring.on_want(START, said(3))
+    whole = lead()
+    whole.on_want(START, said(2))
+    assert not [one for one in whole.on_want(START, said(3)) if isinstance(one, ServerLost)]
 
 
 def test_a_lead_that_promises_another_view_gives_no_go() -> None:

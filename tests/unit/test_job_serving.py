@@ -86,6 +86,24 @@ def test_workers_take_the_ranks_of_servers_that_have_gone() -> None:
         replace_servers((2, 1), (3, 4), whole)
 
 
+def test_who_has_read_the_newest_round_takes_a_servers_place() -> None:
+    """Its program has the parameters of that commit; the highest number decides among several. A server has no say."""
+    whole = view(1, 2, 3, 4, 5)
+    assert replace_servers((1,), (2, 3, 4, 5), whole, {2: 8, 3: 9, 4: 9, 5: 8}) == (4,)
+    assert replace_servers((2, 1), (3, 4, 5), whole, {3: 9, 4: 8, 5: 8}) == (3, 5)
+    assert replace_servers((2, 1), (1, 3, 4), whole, {1: 9, 3: 8, 4: 7}) == (3, 1)
+    assert replace_servers((1,), (2, 3), whole, {2: 9, 3: 8}) == (2,), "though it leads"
+
+
+def test_servers_that_train_are_fewer_in_the_end() -> None:
+    """A host that does not serve yet takes a rank; where there is none, those that are left have all parts."""
+    whole = view(1, 2, 3, 4, 5)
+    assert replace_servers((2, 1), (1, 3, 4), whole, train=True) == (4, 1)
+    assert replace_servers((2, 1, 3), (3, 4), whole, train=True) == (4, 3)
+    assert replace_servers((2, 1), (1,), whole, train=True) == (1,)
+    assert replace_servers((1,), (4,), whole, train=True) == (4,)
+
+
 # ---- what a host needs
 
 PHASE = Phase(

@@ -133,6 +133,22 @@ def test_a_worker_pulls_and_is_told_of_the_round_that_it_asked_for(host: Host) -
     assert isinstance(post, Post) and post.message == served.Pulled(3, 11)
 
 
+def test_a_server_that_trains_pulls_once_its_part_is_filled(host: Host) -> None:
+    """Its program asks at once, and this host is in the phase only after that."""
+    of = replace(phase(1), shares=(4, 4, 4))
+    host.decides(of)
+    host.settle()
+    host.hears(says.Prepared(of.number))
+    host.hears(served.Pull(3))
+    assert not host.found(BeginPull) and not host.answers
+    host.settle(7)
+    assert host.answers == [4] and host.found(BeginPull) == [BeginPull(3, ())]
+    program = host.part.program
+    assert program is not None
+    (post,) = host.part.served.note_pulled(host.now, program, Pulled(3, 11))
+    assert isinstance(post, Post) and post.message == served.Pulled(3, 11), "all is in its store"
+
+
 def test_a_server_reads_its_own_part(host: Host) -> None:
     prepared(host, phase(1))
     host.forget()

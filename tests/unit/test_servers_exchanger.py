@@ -143,6 +143,28 @@ def test_a_pull_that_is_whole_is_told() -> None:
     assert told == [Pulled(ROUND, 6)]
 
 
+@pytest.mark.parametrize("brought", [FRAGMENTS, FRAGMENTS - 1])
+def test_what_answers_to_a_step_have_brought_is_not_pulled(brought: int) -> None:
+    """With lanes of 32 bits; all is pulled where an answer has none, and for the next pull and the next round."""
+    kernel = ServedKernel()
+    phase = replace(phase_of(64), width=32)
+    part = exchanger_of(phase, VIEW, 2, kernel, TIMINGS, 0.0)
+    assert isinstance(part, ServersExchanger)
+    part.open(ROUND)
+    for number in (5, 8):
+        finish(part, kernel, part.push(0.0, Begun(PUSH, number)))
+        kernel.here = set(range(brought))
+        told = part.pull(0.0, Begun(PULL, number + 1))
+        assert (told == [Pulled(ROUND, number + 1)]) is (brought == FRAGMENTS)
+        assert bool(sent(told)) is (brought < FRAGMENTS)
+        finish(part, kernel, told)
+    assert sent(part.pull(0.0, Begun(PULL, 10)))
+    finish(part, kernel, part.advance(0.0))
+    finish(part, kernel, part.push(0.0, Begun(PUSH, 11)))
+    part.open(ROUND + 1)
+    assert sent(part.pull(0.0, Begun(PULL, 12))), "of another round"
+
+
 def test_what_was_acknowledged_in_the_view_before_is_not_sent_again() -> None:
     """The same number goes on."""
     kernel = ServedKernel()

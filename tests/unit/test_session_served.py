@@ -325,6 +325,19 @@ def test_ranges_of_fragments(agent: Agent) -> None:
     assert same(out[3 * PULLED : 4 * PULLED], before[3 * PULLED : 4 * PULLED])
 
 
+@pytest.mark.parametrize("width", [16, 32])
+def test_what_a_step_has_brought_is_here(width: int) -> None:
+    """With lanes of 32 bits: a pull that follows needs no server, and so no other number."""
+    agent = Agent(width)
+    agent.begin()
+    agent.pull(parameters(1), version=3)
+    agent.served.step(ROUND, np.zeros(LANES, np.float32), 4)
+    agent.number += 1
+    agent.hold(1, parameters(2)[PULLED : 2 * PULLED], version=4)
+    agent.served.pull(ROUND)
+    assert agent.served.here(1, 2) is (width == 32) and not agent.served.here(0, 1)
+
+
 def test_the_oldest_round_is_the_version(small: Agent) -> None:
     small.begin()
     small.pull(parameters(1, small.lanes), version=3)

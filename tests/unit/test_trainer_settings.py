@@ -93,6 +93,7 @@ def test_servers_imply_a_whole_quorum() -> None:
     assert merged.served and merged.quorum == 1.0 and merged.servers == "2"
     assert not merged.staleness and merged.sync_every == 4
     assert merge(Settings(epochs=1), json.loads(json.dumps(flat(merged)))) == merged
+    assert merge(Settings(epochs=1), {**S, "servers_train": True}).servers_train
     for servers in ("63", "h1", "h1,h2", "2h"):
         assert merge(Settings(epochs=1), {**S, "servers": servers}).servers == servers
 
@@ -112,8 +113,10 @@ def test_partners_imply_that_each_step_is_averaged() -> None:
         ({"system": "P"}, "system is 'P'; it must be R or S or B"),
         ({"system": "B", "sync_every": 4}, "sync_every is 4; it must be 1, as system is B"),
         ({"system": "B", "quorum": 0.9}, "quorum is 0.9; it must be 1, as system is B"),
-        ({"system": "B", "servers_train": True}, "servers_train is True, which is not built yet"),
-        ({**S, "servers_train": True}, "servers_train is True, which is not built yet"),
+        (
+            {"system": "B", "servers_train": True},
+            "servers_train is True; it must be false, as system is B",
+        ),
         ({**S, "sync_every": -1}, "sync_every is -1; it must be from 0 to 2147483647"),
         ({**S, "quorum": 0.9}, "quorum is 0.9; it must be 1, as system is S"),
         ({**S, "exchange": "stripes"}, "exchange is 'stripes'; it must be auto, as system is S"),

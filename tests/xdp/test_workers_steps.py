@@ -102,6 +102,9 @@ def test_what_comes_back_of_a_push_acknowledges_it(target: Target) -> None:
     assert host.held(0, 3).counters == ("stored",)
     assert host.held(1, 3, staleness=2).counters == ("stored", "acknowledged")
     assert host.model.taken == {0: 0, 1: 3, 2: 0, 3: 0, 4: 0, 5: 0}
+    assert [host.model.store[index].rest - (ROUND << 32) for index in (0, 1)] == [0, 1], (
+        "the step itself counts, too"
+    )
     assert host.held(0, 3, staleness=2) == Outcome(DROP, ("duplicate",))
     assert host.taken(0, 3, staleness=2).counters == ("acknowledged",), "it is sent again"
     host.bells()

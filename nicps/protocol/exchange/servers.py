@@ -12,6 +12,7 @@ from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.exchange.steps import Source, Steps, Versions
 from nicps.protocol.kernel import ServedReceiver
 from nicps.protocol.partners import Pairing
+from nicps.protocol.serving import PULLED_WIDTH
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
 
@@ -54,6 +55,7 @@ class ServersExchanger(Exchanger):
         self.goes_on = self._round = 0
         self.begun: Begun | None = None
         self._contributes = False
+        self._pushed = 0  # the number of a step whose answers may have brought all parameters
 
     # ---- what the control tells
 
@@ -62,6 +64,7 @@ class ServersExchanger(Exchanger):
         super().open(round_)
         self._round = round_
         self._contributes = False
+        self._pushed = 0
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """Nothing: servers must know the whole list first."""
@@ -98,6 +101,8 @@ class ServersExchanger(Exchanger):
         self.begun = None
         if begun.type is wire.FrameType.PULL:
             return [*actions, Pulled(self._round, begun.number)]
+        if self._phase.width == PULLED_WIDTH:
+            self._pushed = begun.number
         answers = [self._kernel.answered(server)[:2] for server in self.aggregators]
         staleness = tuple(s for number, s in answers if number == begun.number and s)
         return [*actions, Stepped(self._round, begun.number, self.version, staleness)]
@@ -126,7 +131,10 @@ class ServersExchanger(Exchanger):
         return [*sent, *self.advance(now)]
 
     def pull(self, now: float, begun: Begun) -> list[Action]:
-        """All parameters come; `Pulled` follows."""
+        """All parameters come; `Pulled` follows: at once where the answers to the last step have brought them."""
+        pushed, self._pushed = self._pushed, 0
+        if pushed and not begun.sources and self._steps.has_brought(pushed):
+            return [Pulled(self._round, begun.number)]
         self.begun = begun
         return [
             *self._steps.pull(now, begun.number, self._round, begun.sources),

@@ -66,6 +66,8 @@ class Steps:
         self._fragments, self._width = phase.fragments, phase.width
         self._view, self._own, self._receiver = view, number, receiver
         self._pairing = pairing
+        trains = phase.shares[number - 1] > 0
+        self._skipped = 0 if trains else number  # such a server has its part by itself
         self._window = share_of(max(1, sum(share > 0 for share in phase.shares)))
         self._overtake = overtaken(self._window)
         self._round_trip = RoundTrip(timings.repeat_s)
@@ -140,6 +142,10 @@ class Steps:
         """The kernel wakes the agent each time that so many have come."""
         return max(1, self._window // 2)
 
+    def has_brought(self, number: int) -> bool:
+        """Whether the answers to that step have brought all parameters."""
+        return self._receiver.pulled_to(number, 0, self._room)[0] == self._room
+
     def advance(self, now: float) -> list[SendServed]:
         """Something has come, or `deadline` has passed: send what there is room for, and again what is lost."""
         sent: list[SendServed] = []
@@ -208,7 +214,7 @@ class Steps:
             (server, serving.part(rank, self._fragments))
             for rank, server in enumerate(serving.servers)
         )
-        return [(server, part) for server, part in parts if server != self._own and len(part)]
+        return [(server, part) for server, part in parts if server != self._skipped and len(part)]
 
     def _servers(self, first: int, end: int) -> list[Source]:
         """Whom to ask for these fragments of parameters, if not a partner."""
