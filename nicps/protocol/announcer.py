@@ -52,12 +52,13 @@ class Announcer:
     def announce(self, now: float, round_: int) -> Steps:
         """This member's offer and mark; of the round before, that it has all of it."""
         of = self._of
-        self._marks.said(now)
+        self._marks.said(now, of.channel)
         flags, want = int(wire.Flag.COMPLETE), of.want(0)
         if round_ == of.round:
             flags, want = of.announcement()
         if flags & wire.Flag.COMPLETE:
             flags |= wire.Flag.SAVES * of.saves(round_)
+        flags |= wire.channel_flags(of.channel)
         frame = wire.Frame(self._view.header(of.number, round_, flags), want, ((),))
         return [Send(frame), *of.hear_read(of.number, want)]
 
@@ -69,7 +70,7 @@ class Announcer:
         steps: Steps = [*of.hear_read(sender, want)]
         if round_ < of.round:  # the phase before may have dropped the round that was open in it
             answers = of.phase.first_round <= round_ == of.round - 1
-            answers = answers and self._marks.may_answer(now)
+            answers = answers and self._marks.may_answer(now, of.channel)
             return steps + (self.announce(now, round_) if answers else [])
         if flags & wire.Flag.OFFERED:
             of.offers.hear(round_, sender, want.ready, want.unit)

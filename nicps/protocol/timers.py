@@ -107,11 +107,11 @@ class MarkTimer:
     def __init__(self, timings: Timings) -> None:
         self.due = math.inf
         self._first_s = self._interval_s = timings.repeat_s
-        self._said_at = -math.inf
+        self._said_at: dict[int, float] = {}  # by channel
 
-    def said(self, now: float) -> None:
+    def said(self, now: float, channel: int = 0) -> None:
         """It has said so, or has answered who lacks it."""
-        self._said_at, self.due = now, now + self._interval_s
+        self._said_at[channel], self.due = now, now + self._interval_s
 
     def back_off(self) -> None:
         """The next interval is longer."""
@@ -121,9 +121,9 @@ class MarkTimer:
         """It is another round's."""
         self._interval_s = self._first_s
 
-    def may_answer(self, now: float) -> bool:
+    def may_answer(self, now: float, channel: int = 0) -> bool:
         """Whether it may be said again for a member that has not heard it: answers to every copy would only grow."""
-        return now >= self._said_at + self._first_s / 4
+        return now >= self._said_at.get(channel, -math.inf) + self._first_s / 4
 
 
 class FailureDetector:
