@@ -159,6 +159,7 @@ class OpenRound:
             or self.has_offered
             or not self.phase.shares[self.number - 1]
             or not self._takes_part
+            or (offer.skip and self._list_of_step is not None)  # it owes what its step's list says
         ):
             return False
         self._offer = self._held = offer

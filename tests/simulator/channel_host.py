@@ -103,6 +103,8 @@ class ChannelHost(Host):
         lan, program = self.lan, self.program
         if lan.moments:
             lan.moment(self, action)
+            if self.dead:
+                return
         match action:
             case protocol.Send():
                 lan.checks.announced(self, action.frame)
