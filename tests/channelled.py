@@ -95,7 +95,9 @@ class Member:
 
 
 class Members:
-    """All of them; `lost` says which frames do not get to whom."""
+    """All of them; `lost` says which frames do not get to whom, `now` what time it is."""
+
+    now = START
 
     def __init__(self, phase: Phase | None = None, view: View = VIEW) -> None:
         self.phase, self.view = phase or phase_of(), view
@@ -108,7 +110,7 @@ class Members:
 
     def begin(self) -> None:
         """The lead makes the token."""
-        self.take(self.view.lead, self[self.view.lead].ring.create(START))
+        self.take(self.view.lead, self[self.view.lead].ring.create(self.now))
 
     def take(self, number: int, steps: Steps) -> None:
         """Carry out what has come of an event, and of what it leads to at the others."""
@@ -130,9 +132,9 @@ class Members:
     def _hear(self, number: int, frame: wire.Frame) -> Steps:
         ring = self[number].ring
         if isinstance(frame.body, wire.Token):
-            return ring.on_token(START, wire.unpack(frame.pack()))
+            return ring.on_token(self.now, wire.unpack(frame.pack()))
         if isinstance(frame.body, wire.Want):
-            return ring.on_want(START, frame)
+            return ring.on_want(self.now, frame)
         return []
 
     def offer(self, channel: int, *numbers: int, samples: int = 4) -> None:
@@ -140,17 +142,17 @@ class Members:
         for number in numbers or self.all:
             ring = self[number].ring
             offer = Offer(ring.rounds[channel], samples, 0, False, 7, channel)
-            self.take(number, ring.offer(START, offer))
+            self.take(number, ring.offer(self.now, offer))
 
     def read(self, channel: int, round_: int, *numbers: int) -> None:
         """Their programs have read that sum."""
         for number in numbers or self.all:
-            self.take(number, self[number].ring.read(START, round_, 0, channel))
+            self.take(number, self[number].ring.read(self.now, round_, 0, channel))
 
     def go_on(self, *, saves: bool = False) -> None:
         """The lead's program has decided."""
         lead = self.view.lead
-        self.take(lead, self[lead].ring.go_on(START, saves=saves))
+        self.take(lead, self[lead].ring.go_on(self.now, saves=saves))
 
     def tick(self, now: float) -> None:
         """Time has passed, at all."""

@@ -84,10 +84,10 @@ class Announcer:
         """When this member repeats its offer or its mark of a round that it cannot commit yet."""
         of = self._of
         said = of.complete or of.has_offered
-        return self._marks.due if said and self._others and not of.frozen else math.inf
+        return self._marks.due(of.channel) if said and self._others and not of.frozen else math.inf
 
     def repeat(self, now: float) -> Steps:
         """Say it again: a member has perhaps not heard it."""
-        self._marks.back_off()
+        self._marks.back_off(now)
         self._of.offers.unheard = True
         return self.announce(now, self._of.round)

@@ -105,10 +105,15 @@ class Control(OpenRound):
         token = self.token
         assert token is not None
         line = token.lines[sender - 1]
-        if want.read <= line.read:
+        if want.read < line.read or not self._says_more(line, want.read, want.digest):
             return []
         line.read, line.digest = want.read, want.digest
         return self._digests.compare(token, self.round)
+
+    def _says_more(self, line: Line, read: int, digest: int) -> bool:
+        """Whether the entry does not say so yet. The digest of a step may follow what was read of its last round."""
+        follows = self.step is not None and bool(digest) and not line.digest
+        return read != line.read or follows
 
     # ---- committed with the token, and without it
 
@@ -160,7 +165,7 @@ class Control(OpenRound):
                 actions += self.exchange.on_closed(now, token)
         if not self.exchange.owns_ready(token):
             self._enter_ready(token)
-        if line.read != self._read:
+        if self._says_more(line, self._read, self._digest):
             line.read, line.digest = self._read, self._digest
             changed = True
             actions += self._digests.compare(token, self.round)

@@ -141,8 +141,10 @@ class Decisions:
         acknowledged = self.acknowledge()
         self._wait(phase, frame.header.round)
         ring = self._rings.current
-        caught_up = ring.catch_up(phase.opened) if ring is not None else []
-        return [acknowledged, *caught_up]
+        # The rounds that it names may be those of the phase to come, which is in force at the lead already.
+        if ring is None or self._rings.coming is not None:
+            return [acknowledged]
+        return [acknowledged, *ring.catch_up(phase.opened)]
 
     def acknowledge_again(self, number: int) -> Steps:
         """A late repeat of the end: this host stands by already."""

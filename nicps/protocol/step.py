@@ -56,6 +56,7 @@ class Step(Word):
         self.listed: dict[int, int] | None = None
         if listed is not None and self.under_way:
             self.listed = {k: samples for k, samples in listed.items() if k in view.live}
+        self._stands = self.current if self.listed is not None else -1  # that step's list does
 
     def _lowest(self) -> int:
         of = self._phase.step_of
@@ -72,8 +73,13 @@ class Step(Word):
         return self._phase.step_of(round_, channel) <= self.current
 
     def inherits(self, channel: int, round_: int) -> bool:
-        """That round has the list of the step's first one, which is place 0 of channel 0."""
-        return channel > 0 or self._phase.place_of(round_) > 0
+        """That round has the list of the step's first one, which is place 0 of channel 0.
+
+        So has the first one itself, if the list stands since the view before.
+        """
+        if channel > 0 or self._phase.place_of(round_) > 0:
+            return True
+        return self._phase.step_of(round_) == self._stands
 
     def excludes(self, number: int) -> bool:
         """The list is known, and that member has no part in the step."""
