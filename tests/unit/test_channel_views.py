@@ -89,8 +89,12 @@ def test_standings_of_other_channels_are_refused(channels: tuple[int, ...]) -> N
     standings = tuple(wire.Standing.at(channel, 7) for channel in channels)
     body = wire.Vote(1, 2, 1, 3, 1, bytes(6), 1, 0, standings=len(standings))
     frame = wire.Frame(VIEW.header(2, 3), body, ((), (), (), standings))
+    change, members = change_of(1), Members()
+    place = place_of(members, 1, ((1, False), (1, False), (1, False)))
+    change.suspect(START, place, 3)
     with pytest.raises(WireError):
-        Standing.of(wire.unpack(frame.pack()))
+        change.on_vote(START, place, 2, wire.unpack(frame.pack()))
+    assert 2 not in change.nonces, "nothing has changed"
 
 
 def test_a_list_in_force_says_where_the_job_goes_on_in_each_channel() -> None:
