@@ -280,6 +280,13 @@ def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
     return lan
 
 
+def _all_stand_by(lan: ChannelLan) -> bool:
+    """The job has ended, though its lead is lost: all that are left have heard so."""
+    nodes = [host.node for host in lan.hosts if not host.dead]
+    there = all(node.state is NodeState.STANDBY for node in nodes)
+    return there and any(node.ended for node in nodes)
+
+
 def finish(lan: ChannelLan) -> Outcome:
     """Run it to its end.
 
@@ -287,7 +294,7 @@ def finish(lan: ChannelLan) -> Outcome:
         Violation: an invariant does not hold, or a channel waits for ever.
     """
     limit = max(lan.calm_at, _FORMED_S) + LIMIT_S
-    if not lan.run(lambda: bool(lan.ended), limit):
+    if not lan.run(lambda: bool(lan.ended) or _all_stand_by(lan), limit):
         places = [
             f"{h.node.name}{' dead' if h.dead else ''} {h.node.state.value} view {h.node.view.number} rounds "
             f"{h.node.rings.current.rounds if h.node.rings.current else None} trained {h.program.trained}"  # type: ignore[attr-defined]
