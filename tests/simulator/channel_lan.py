@@ -18,7 +18,7 @@ from tests.simulator.faults import Moment
 from tests.simulator.host import Host
 from tests.simulator.lan import HOP_S, Conditions, Lan
 from tests.simulator.places import StripeFrame
-from tests.simulator.schedules import Outcome
+from tests.simulator.schedules import Outcome, conditions_of
 from tests.simulator.sums import SumChecks
 
 LIMIT_S = 60.0
@@ -252,14 +252,7 @@ def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
     """The LAN of a seed, with its faults laid out, and the job begun."""
     rng = random.Random(f"channels {seed}")
     hosts = hosts or rng.randint(3, 7)
-    conditions = Conditions()
-    if rng.random() < 0.6:
-        conditions = Conditions(
-            loss=rng.choice((0.0, 0.01, 0.05)),
-            duplicate=rng.choice((0.0, 0.01)),
-            jitter_s=rng.choice((0.0, 1e-4)),
-            late=rng.choice((0.0, 0.01)),
-        )
+    conditions = conditions_of(rng, 0.6)
     lan = ChannelLan(seed, rng, hosts, conditions)
     faults = ChannelFaults(lan, rng)
     lasts = 0.2 + lan.rounds * (lan.compute_s * 1.5 + 0.03)
