@@ -24,6 +24,7 @@ from nicps.protocol.view import Successor
 from nicps.protocol.view_change import ViewChange
 from tests.channelled import Kernel, Members, phase_of
 from tests.ring_parts import START, TIMINGS, VIEW
+from tests.rooms import NoKernel
 
 pytestmark = pytest.mark.unit
 
@@ -168,6 +169,20 @@ def test_a_member_that_lacks_a_round_of_a_channel_is_not_prepared() -> None:
     decisions.hear(frame)
     assert rings.opened == (1, 1)
     assert decisions.take_turn() is None, "round 1 of channel 1 is committed at the lead"
+
+
+def test_a_host_whose_kernel_has_no_channels_refuses_the_decision() -> None:
+    host, timeout = host_of(3), AdaptiveTimeout(TIMINGS)
+    rings = Rings(host, NoKernel(), TIMINGS, timeout)  # type: ignore[arg-type]
+    decisions = Decisions(host, rings, TIMINGS, timeout)
+    phase = phase_of(number=2, generation=2)
+    frame = wire.Frame(VIEW.header(1, 2), wire.Decision(2, 2, phase.kind), tail=phase.pack())
+    with pytest.raises(WireError, match="has channels"):
+        decisions.hear(frame)
+    assert decisions.highest == 0 and not decisions.waits
+    plain = replace(phase, channels=())
+    decisions.hear(replace(frame, tail=plain.pack()))
+    assert decisions.highest == 2
 
 
 # ---- R16
