@@ -176,6 +176,8 @@ class ChannelFaults:
         view = max((h.node.view for h in self.lan.hosts if not h.dead), key=lambda v: v.number)
         if host.dead or host.paused or self.lan.groups or host.node.view.number != view.number:
             return False
+        if not view.live:  # the network is not formed yet
+            return False
         up = {
             h.node.number
             for h in self.lan.hosts
