@@ -22,7 +22,7 @@ from nicps.protocol.standing import Place, Standing
 from nicps.protocol.step import Step
 from nicps.protocol.view import Successor
 from nicps.protocol.view_change import ViewChange
-from tests.channelled import Kernel, Members, phase_of
+from tests.channelled import PLANS, Kernel, Members, phase_of
 from tests.ring_parts import START, TIMINGS, VIEW
 from tests.rooms import NoKernel
 
@@ -183,6 +183,25 @@ def test_a_host_whose_kernel_has_no_channels_refuses_the_decision() -> None:
     plain = replace(phase, channels=())
     decisions.hear(replace(frame, tail=plain.pack()))
     assert decisions.highest == 2
+
+
+def test_the_kernel_takes_frames_of_the_phase_in_force_and_of_the_one_to_come() -> None:
+    """By channel, also where one of the two has more of them."""
+    members = Members()
+    members.begin()
+    members.offer(0)
+    members.offer(1)
+    _, rings = decisions_of(members, 2)
+    assert (rings.highest_round, rings.opened) == (2, (2, 1))
+    wider = (*PLANS, PLANS[2])
+    rings.prepare(START, phase_of(first_round=9, number=2, generation=2, channels=wider))
+    state = rings.kernel
+    assert state is not None
+    rounds = [(of.round, of.round_low, of.round_high) for of in state.channels]
+    assert rounds == [(2, 2, 9), (1, 1, 9), (9, 9, 9)]
+    assert rings.of_round(9) is rings.coming
+    rings.close()
+    assert rings.highest_round == 2
 
 
 # ---- R16
