@@ -136,6 +136,7 @@ class Decisions:
         if body.number <= self._highest:
             return [self.acknowledge()]
         phase = Phase.unpack(body, frame.tail, len(self._host.view.members))
+        self._rings.check(phase)
         self._highest = body.number
         self._acked = (body.number, False, b"")
         acknowledged = self.acknowledge()

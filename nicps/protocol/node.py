@@ -96,6 +96,7 @@ class Node(NodeParts):
         """
         assert self.leads
         phase.check(len(self.view.members))
+        self.rings.check(phase)
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
         stops = phase.kind is wire.PhaseKind.STOP

@@ -67,9 +67,7 @@ class OpenRound:
         self._digest = carried.digest
         self._closed = 0  # round whose closing without this member has been reported
         self.word = step if step is not None else Word(carried.undecided)
-        self._saved = (
-            False  # the lead writes a checkpoint of the state after the round committed last
-        )
+        self._saved = False  # the lead saves the state after the round committed last
         self.offers = Offers(phase, view, broadcast=exchange.kind.broadcasts_marks)
         self.offers.open(carried.round, self._list_of_step)
         exchange.open(carried.round)

@@ -325,11 +325,16 @@ class Phase:
             self._check_channels(wire.MOST_SIZED if self.sized else limit)
         sizes = (self.fragments, self.last_fragments)
         numbers = (self.first_round, self.rounds, self.quorum, *self.shares, *self.rest)
+        numbers += self.opened
         if len(self.shares) != members or self.width not in wire.MAX_SHIFT:
             raise WireError(
                 f"decision {self.number}: {len(self.shares)} shares of width {self.width}"
             )
-        fits = all(0 <= n < 1 << 31 for n in numbers) and all(0 <= n < limit for n in sizes)
+        fits = (
+            len(self.opened) < wire.MAX_CHANNELS
+            and all(0 <= n < 1 << 31 for n in numbers)
+            and all(0 <= n < limit for n in sizes)
+        )
         if not fits or not -100 <= self.unit <= 100:
             raise WireError(f"decision {self.number}: a number is out of range")
         if self.exchange.includes_own and not self.width:

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nicps.errors import WireError
 from nicps.protocol.carried import Carried
 from nicps.protocol.channels import ChannelledRing
-from nicps.protocol.kernel import ChannelState, KernelState, Receiver
+from nicps.protocol.kernel import ChannelledReceiver, ChannelState, KernelState, Receiver
 from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
 from nicps.protocol.ring import Ring
@@ -77,6 +78,15 @@ class Rings:
             clock=max(state.clock, later.clock),
             channels=_both(state.channels, later.channels),
         )
+
+    def check(self, phase: Phase) -> None:
+        """Refuse a phase that this host's kernel cannot take part in.
+
+        Raises:
+            WireError: it has channels.
+        """
+        if phase.channels and not isinstance(self._receiver, ChannelledReceiver):
+            raise WireError("the phase has channels, and this host's kernel has none")
 
     def prepare(self, now: float, phase: Phase) -> None:
         """This host is prepared for the phase: its ring takes contributions."""

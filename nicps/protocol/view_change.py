@@ -184,7 +184,7 @@ class ViewChange:
         """
         vote = frame.body
         assert isinstance(vote, wire.Vote)
-        successor = Successor.of(frame)
+        successor, standing = Successor.of(frame), Standing.of(frame)
         if sender in self.view.live:
             self.nonces[sender] = vote.nonce
             self._met[sender] = now
@@ -199,7 +199,6 @@ class ViewChange:
                 self._take_over_at = now + rank * self._takeover_s
         elif vote.ballot == proposal.ballot:
             if vote.step == wire.ViewStep.PROPOSE:
-                standing = Standing.of(frame)
                 accepted = (vote.accepted_ballot, vote.accepted_mac)
                 proposal.promises[sender] = _Promise(standing, accepted, successor)
             elif vote.step == wire.ViewStep.ACCEPT:

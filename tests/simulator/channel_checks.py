@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
-from nicps.protocol import Committed, Installed, NodeState, NoProgress
+from nicps.protocol import Committed, Installed, NodeState, NoProgress, Phase
 from tests.simulator.checks import Checks
 
 if TYPE_CHECKING:
@@ -50,12 +50,15 @@ class ChannelChecks(Checks):
             )
         self.at[key].add((host.index, host.life))
         step = phase.step_of(round_, channel)
-        self._in_order(host, commit, step)
+        if lacks := self._lacking(host, phase, step):
+            self.fail(f"{host.node.name} commits round {round_} of channel {channel}, {lacks}")
         if fresh:  # a host that enters a later view may commit it there
             self._of_list(host, commit, step)
         trained = host.program.trained
         if not host.program.blank and not host.program._watches:
             begun = host.program._base + step
+            if commit.view < host.node.view.number:  # the survivors of a view have it whole
+                self._words.setdefault(begun, (False, -1, 0, 0))
             if begun not in self._words:
                 self.fail(f"{host.node.name} commits step {begun}, and no lead has decided on it")
             if begun - trained not in (0, 1):
@@ -78,17 +81,14 @@ class ChannelChecks(Checks):
                 f"{host.node.name} has said {saves}, and commits step {begun} with {commit.saved}"
             )
 
-    def _in_order(self, host: ChannelHost, commit: Committed, step: int) -> None:
-        """Before a round all of the steps before are committed here, on all channels."""
-        phase = commit.phase
+    def _lacking(self, host: ChannelHost, phase: Phase, step: int) -> str:
+        """Before a step all rounds of the steps before are committed here, on all channels; or which one is not."""
         for channel in range(phase.channel_count):
             before = phase.first_of(step, channel) - 1
-            key = phase.first_round, channel, before
-            if before >= phase.first_round and (host.index, host.life) not in self.at[key]:
-                self.fail(
-                    f"{host.node.name} commits round {commit.round} of channel {commit.channel}, and "
-                    f"not {before} of channel {channel}"
-                )
+            there = self.at[phase.first_round, channel, before]
+            if before >= phase.first_round and (host.index, host.life) not in there:
+                return f"and has not committed {before} of channel {channel}"
+        return ""
 
     def _of_list(self, host: ChannelHost, commit: Committed, step: int) -> None:
         """All rounds of a step have one list, less members that have left."""
@@ -113,15 +113,10 @@ class ChannelChecks(Checks):
         phase, channel = ring.phase, wire.channel_of(header.flags)
         if header.round < phase.first_round or channel >= phase.channel_count:
             return
-        step = phase.step_of(header.round, channel)
-        for other in range(phase.channel_count):
-            before = phase.first_of(step, other) - 1
-            key = phase.first_round, other, before
-            if before >= phase.first_round and (host.index, host.life) not in self.at[key]:
-                self.fail(
-                    f"{host.node.name} offers to round {header.round} of channel {channel}, and has "
-                    f"not committed {before} of channel {other}"
-                )
+        if lacks := self._lacking(host, phase, phase.step_of(header.round, channel)):
+            self.fail(
+                f"{host.node.name} offers to round {header.round} of channel {channel}, {lacks}"
+            )
 
     def frozen(self, host: ChannelHost, actions: Sequence[Any]) -> None:
         """After a promise nothing is committed, but what the next view settles."""

@@ -18,7 +18,7 @@ from tests.simulator.faults import Moment
 from tests.simulator.host import Host
 from tests.simulator.lan import HOP_S, Conditions, Lan
 from tests.simulator.places import StripeFrame
-from tests.simulator.schedules import Outcome
+from tests.simulator.schedules import Outcome, conditions_of
 from tests.simulator.sums import SumChecks
 
 LIMIT_S = 60.0
@@ -176,6 +176,8 @@ class ChannelFaults:
         view = max((h.node.view for h in self.lan.hosts if not h.dead), key=lambda v: v.number)
         if host.dead or host.paused or self.lan.groups or host.node.view.number != view.number:
             return False
+        if not view.live:  # the network is not formed yet
+            return False
         up = {
             h.node.number
             for h in self.lan.hosts
@@ -252,14 +254,7 @@ def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
     """The LAN of a seed, with its faults laid out, and the job begun."""
     rng = random.Random(f"channels {seed}")
     hosts = hosts or rng.randint(3, 7)
-    conditions = Conditions()
-    if rng.random() < 0.6:
-        conditions = Conditions(
-            loss=rng.choice((0.0, 0.01, 0.05)),
-            duplicate=rng.choice((0.0, 0.01)),
-            jitter_s=rng.choice((0.0, 1e-4)),
-            late=rng.choice((0.0, 0.01)),
-        )
+    conditions = conditions_of(rng, 0.6)
     lan = ChannelLan(seed, rng, hosts, conditions)
     faults = ChannelFaults(lan, rng)
     lasts = 0.2 + lan.rounds * (lan.compute_s * 1.5 + 0.03)
@@ -280,6 +275,13 @@ def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
     return lan
 
 
+def _all_stand_by(lan: ChannelLan) -> bool:
+    """The job has ended, though its lead is lost: all that are left have heard so."""
+    nodes = [host.node for host in lan.hosts if not host.dead]
+    there = all(node.state is NodeState.STANDBY for node in nodes)
+    return there and any(node.ended for node in nodes)
+
+
 def finish(lan: ChannelLan) -> Outcome:
     """Run it to its end.
 
@@ -287,7 +289,7 @@ def finish(lan: ChannelLan) -> Outcome:
         Violation: an invariant does not hold, or a channel waits for ever.
     """
     limit = max(lan.calm_at, _FORMED_S) + LIMIT_S
-    if not lan.run(lambda: bool(lan.ended), limit):
+    if not lan.run(lambda: bool(lan.ended) or _all_stand_by(lan), limit):
         places = [
             f"{h.node.name}{' dead' if h.dead else ''} {h.node.state.value} view {h.node.view.number} rounds "
             f"{h.node.rings.current.rounds if h.node.rings.current else None} trained {h.program.trained}"  # type: ignore[attr-defined]

@@ -22,8 +22,9 @@ from nicps.protocol.standing import Place, Standing
 from nicps.protocol.step import Step
 from nicps.protocol.view import Successor
 from nicps.protocol.view_change import ViewChange
-from tests.channelled import Kernel, Members, phase_of
+from tests.channelled import PLANS, Kernel, Members, phase_of
 from tests.ring_parts import START, TIMINGS, VIEW
+from tests.rooms import NoKernel
 
 pytestmark = pytest.mark.unit
 
@@ -89,8 +90,12 @@ def test_standings_of_other_channels_are_refused(channels: tuple[int, ...]) -> N
     standings = tuple(wire.Standing.at(channel, 7) for channel in channels)
     body = wire.Vote(1, 2, 1, 3, 1, bytes(6), 1, 0, standings=len(standings))
     frame = wire.Frame(VIEW.header(2, 3), body, ((), (), (), standings))
+    change, members = change_of(1), Members()
+    place = place_of(members, 1, ((1, False), (1, False), (1, False)))
+    change.suspect(START, place, 3)
     with pytest.raises(WireError):
-        Standing.of(wire.unpack(frame.pack()))
+        change.on_vote(START, place, 2, wire.unpack(frame.pack()))
+    assert 2 not in change.nonces, "nothing has changed"
 
 
 def test_a_list_in_force_says_where_the_job_goes_on_in_each_channel() -> None:
@@ -164,6 +169,39 @@ def test_a_member_that_lacks_a_round_of_a_channel_is_not_prepared() -> None:
     decisions.hear(frame)
     assert rings.opened == (1, 1)
     assert decisions.take_turn() is None, "round 1 of channel 1 is committed at the lead"
+
+
+def test_a_host_whose_kernel_has_no_channels_refuses_the_decision() -> None:
+    host, timeout = host_of(3), AdaptiveTimeout(TIMINGS)
+    rings = Rings(host, NoKernel(), TIMINGS, timeout)  # type: ignore[arg-type]
+    decisions = Decisions(host, rings, TIMINGS, timeout)
+    phase = phase_of(number=2, generation=2)
+    frame = wire.Frame(VIEW.header(1, 2), wire.Decision(2, 2, phase.kind), tail=phase.pack())
+    with pytest.raises(WireError, match="has channels"):
+        decisions.hear(frame)
+    assert decisions.highest == 0 and not decisions.waits
+    plain = replace(phase, channels=())
+    decisions.hear(replace(frame, tail=plain.pack()))
+    assert decisions.highest == 2
+
+
+def test_the_kernel_takes_frames_of_the_phase_in_force_and_of_the_one_to_come() -> None:
+    """By channel, also where one of the two has more of them."""
+    members = Members()
+    members.begin()
+    members.offer(0)
+    members.offer(1)
+    _, rings = decisions_of(members, 2)
+    assert (rings.highest_round, rings.opened) == (2, (2, 1))
+    wider = (*PLANS, PLANS[2])
+    rings.prepare(START, phase_of(first_round=9, number=2, generation=2, channels=wider))
+    state = rings.kernel
+    assert state is not None
+    rounds = [(of.round, of.round_low, of.round_high) for of in state.channels]
+    assert rounds == [(2, 2, 9), (1, 1, 9), (9, 9, 9)]
+    assert rings.of_round(9) is rings.coming
+    rings.close()
+    assert rings.highest_round == 2
 
 
 # ---- R16

@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from nicps.protocol.actions import Action
-from nicps.protocol.carried import Carried
-from nicps.protocol.channels import Channel, ChannelledRing
+from nicps.protocol.channels import ChannelledRing
 from nicps.protocol.exchange import StripesExchanger
-from nicps.protocol.kernel import ChannelState
-from nicps.protocol.open_round import OpenRound
-from nicps.protocol.phase import Phase
+from nicps.protocol.offers import Offers
 from nicps.protocol.step import Step
+from nicps.protocol.token import TokenState
 from tests.simulator import channel_lan
 from tests.simulator.schedules import Violation
 
@@ -54,57 +51,64 @@ def test_a_seed_is_the_same_twice() -> None:
     assert len(digests) == 1
 
 
-# ---- mistakes that are made on purpose: the class, the method, what it does instead, and a seed that shows it
+# ---- mistakes that are made on purpose
 
 
-def _no_list(carry: Callable[[ChannelledRing], Carried]) -> Callable[[ChannelledRing], Carried]:
-    return lambda self: replace(carry(self), listed=None)
-
-
-def _other_parity(
-    kernel: Callable[[Channel, Phase], ChannelState],
-) -> Callable[[Channel, Phase], ChannelState]:
-    def state(self: Channel, phase: Phase) -> ChannelState:
-        found = kernel(self, phase)
-        return replace(found, offered=(found.offered[1], found.offered[0]))
-
-    return state
-
-
-def _saves_nothing(
-    note: Callable[[Step, int, Mapping[int, int]], None],
-) -> Callable[[Step, int, Mapping[int, int]], None]:
-    def committed(self: Step, channel: int, counted: Mapping[int, int]) -> None:
-        note(self, channel, counted)
-        self.saves = False
-
-    return committed
-
-
-def _decided(
-    note: Callable[[Step, int, Mapping[int, int]], None],
-) -> Callable[[Step, int, Mapping[int, int]], None]:
-    def committed(self: Step, channel: int, counted: Mapping[int, int]) -> None:
-        note(self, channel, counted)
-        self.undecided = False
-
-    return committed
-
-
-def _settles_channel_0(settle: Any) -> Callable[[ChannelledRing, Sequence[int]], list[Action]]:
-    return lambda self, rounds: settle(self, rounds[:1])
-
-
-MISTAKES: dict[str, tuple[type, str, Callable[[Any], Any], int]] = {}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cls, method, wrong, seed = MISTAKES[name]
-    right = cls.__dict__[method]
-    monkeypatch.setattr(cls, method, wrong(right))
-    with pytest.raises(Violation):
+def mistaken(
+    monkeypatch: pytest.MonkeyPatch, cls: type, name: str, wrong: Callable[..., Any], seed: int
+) -> None:
+    """That seed shows it."""
+    monkeypatch.setattr(cls, name, wrong)
+    with pytest.raises((Violation, StopIteration)):
         channel_lan.finish(channel_lan.lan_of(seed))
 
 
-_USED = (OpenRound, StripesExchanger)
+def test_a_lead_that_forgets_at_a_commit_that_it_saves_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = Step.note_committed
+
+    def wrong(self: Step, channel: int, counted: Mapping[int, int]) -> None:
+        note(self, channel, counted)
+        self.saves = False
+
+    mistaken(monkeypatch, Step, "note_committed", wrong, 3)
+
+
+def test_a_lead_that_waits_for_no_decision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = Step.note_committed
+
+    def wrong(self: Step, channel: int, counted: Mapping[int, int]) -> None:
+        note(self, channel, counted)
+        self.undecided = False
+
+    mistaken(monkeypatch, Step, "note_committed", wrong, 0)
+
+
+def test_a_round_with_a_list_of_its_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    closes = Offers.closes
+
+    def wrong(self: Offers, round_: int) -> bool:
+        return closes(self, round_) if self._of_step is None else bool(self.members(round_))
+
+    close = Offers.close
+
+    def list_of_all(self: Offers, token: TokenState) -> TokenState:
+        of_step, self._of_step = self._of_step, None
+        found = close(self, token)
+        self._of_step = of_step
+        return found
+
+    monkeypatch.setattr(Offers, "close", list_of_all)
+    mistaken(monkeypatch, Offers, "closes", wrong, 0)
+
+
+def test_a_view_in_which_no_list_stands_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry = ChannelledRing.carry
+    wrong = lambda self: replace(carry(self), listed=None)  # noqa: E731
+    mistaken(monkeypatch, ChannelledRing, "carry", wrong, 0)
+
+
+def test_stripes_of_the_size_of_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = lambda self, round_: self._phase.fragments_in(round_, 0)  # noqa: E731
+    mistaken(monkeypatch, StripesExchanger, "_fragments_in", wrong, 0)
