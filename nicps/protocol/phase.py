@@ -347,8 +347,10 @@ class Phase:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
 
     def _check_channels(self, limit: int) -> None:
-        """Raises:
-        WireError: naming what is wrong with the channels.
+        """Refuse channels that no node 1 can mean.
+
+        Raises:
+            WireError: naming what is wrong with them.
         """
         name, room = f"decision {self.number}", self.channels[0].room
         exchange = self.exchange

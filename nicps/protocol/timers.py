@@ -99,7 +99,7 @@ class Want:
 
 
 class MarkTimer:
-    """When a member retransmits its offer or its mark of a round (`Exchange.broadcasts_marks`), on one channel a time.
+    """When a member retransmits its offer or its mark of a round (`Exchange.broadcasts_marks`), one channel at a time.
 
     What is said on one channel for the first time puts off no retransmission on another one.
     """
