@@ -55,6 +55,7 @@ def test_the_first_round_too_has_the_list_that_stands() -> None:
 def test_a_member_outside_the_list_that_stands_does_not_enter_the_first_round() -> None:
     listed = {1: 4, 3: 4}
     members = in_next_view(listed)
+    members.offer(0, 2)
     members.begin()
     for member in members.all.values():
         assert [commit.counted for commit in member.commits] == [listed]
