@@ -23,14 +23,18 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     goes_on.py       with servers: GO, before which nobody pushes or offers
     served.py        with servers: what a worker does between two rounds
     served_ring.py   the ring, with that
+    step.py          the training step that binds several channels together
+    ring_parts.py    the parts of a ring, and what others ask of them
     timers.py        retransmission, want, failure detector (R16, R17)
     ring.py          the token at one member: take it, forward it, wait for it (R9, R10, R16)
+    channels.py      the ring of a phase with several channels
     local_host.py    this host in the network: its state, its view, its number
     rings.py         the ring in force, and that of the phase to come
     decision.py      a decision at the lead, until all have acknowledged it
     deciding.py      one member's part in decisions (R5 to R7, R14)
     departure.py     a host says that it goes (R17)
     formation.py     who is in the network (R1 to R3)
+    standing.py      where a member stands, as its promise tells
     view_change.py   how one view follows another, by ballot (R17, R18)
     installation.py  a list in force is sent to everybody (R18, R19)
     backoff.py       the rejoin back-off (R20)

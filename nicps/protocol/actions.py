@@ -114,6 +114,7 @@ class SendFragments:
     repair: bool
     exchange: Exchange = Exchange.BROADCAST
     striped: Striped | None = None
+    channel: int = 0
 
     @property
     def only_asks(self) -> bool:
@@ -128,7 +129,8 @@ class SendFragments:
     @property
     def flags(self) -> int:
         """Of each frame's header."""
-        return wire.Flag.REPAIR * self.repair | self.exchange.flag
+        channel = wire.channel_flags(self.channel)
+        return wire.Flag.REPAIR * self.repair | self.exchange.flag | channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +147,15 @@ class Installed:
     """A view is in force here (R3, R18).
 
     `phase` goes on in it, from its `first_round`, which is the open round; None: the lead decides what comes.
-    `again`: this host was getting ready for another phase, and must come back to this one.
+    `again`: this host was getting ready for another phase, and must come back to this one. `rounds`: the open round of
+    each channel of the phase.
     """
 
     view: View
     number: int
     phase: Phase | None
     again: bool = False
+    rounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +226,11 @@ class NoProgress:
     round: int
     lacks: Mapping[int, Mapping[int, int]]
     evicted: int = 0
+    channel: int = 0
+
+    @property
+    def _where(self) -> str:
+        return f"round {self.round}" + (f" of channel {self.channel}" if self.channel else "")
 
     def explain(self, view: View) -> str:
         """What is lacking and whom it concerns, or who has to go for it; one line for the user."""
@@ -229,7 +238,7 @@ class NoProgress:
             ((member, lacks),) = self.lacks.items()
             missing = ", ".join(f"{count} of {view.names([k])}" for k, count in lacks.items())
             return (
-                f"round {self.round}: {view.names([member])} lacks fragments ({missing}), and gets none of them,"
+                f"{self._where}: {view.names([member])} lacks fragments ({missing}), and gets none of them,"
                 " however often they are sent again"
             )
         what = f"sends what does not reach {view.names(self.lacks)}"
@@ -237,7 +246,7 @@ class NoProgress:
             what = "takes nothing of what the others send again"
         length = wire.ETHERNET_BYTES + wire.LEAST_MTU
         return (
-            f"round {self.round}: {view.names([self.evicted])} {what}, and is evicted; do full frames ({length} bytes)"
+            f"{self._where}: {view.names([self.evicted])} {what}, and is evicted; do full frames ({length} bytes)"
             " pass on its way?"
         )
 
@@ -267,7 +276,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The round's list is closed without this member: drop the rest of the batch."""
+    """The round's list is closed without this member: drop the rest of the batch.
+
+    Where a step has several rounds it is the step's first one, of channel 0: the member has no part in the step.
+    """
 
     round: int
 
@@ -279,7 +291,7 @@ class Committed:
     `phase` is the round's. `counted` maps member numbers to samples; members whose gradient is not in the sum are
     missing from it. `exchange` is the one that made the sum: where a lone member adds for itself it is not the phase's.
     `view` is the one in which it was made, and `aggregators` are those of its stripes, in order of rank. `saved`: the
-    lead writes a checkpoint of the state after the round (R22).
+    lead writes a checkpoint of the state after the round (R22), or after its step. `channel`: whose round it is.
     """
 
     phase: Phase
@@ -291,6 +303,7 @@ class Committed:
     view: int = 0
     aggregators: tuple[int, ...] = ()
     saved: bool = False
+    channel: int = 0
 
     @property
     def has_sum(self) -> bool:
@@ -302,7 +315,7 @@ class Committed:
         """Fragments of each contribution to it."""
         if self.phase.sized and self.has_sum:
             return max((wire.size_of(samples) for samples in self.counted.values()), default=0)
-        return 0 if self.phase.sized else self.phase.fragments_in(self.round)
+        return 0 if self.phase.sized else self.phase.fragments_in(self.round, self.channel)
 
     def rest_after(self, before: Rest) -> Rest:
         """Whose remainders a Linux switch adds to later rounds: this one's, if it has left some there."""

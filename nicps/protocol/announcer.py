@@ -52,12 +52,13 @@ class Announcer:
     def announce(self, now: float, round_: int) -> Steps:
         """This member's offer and mark; of the round before, that it has all of it."""
         of = self._of
-        self._marks.said(now)
+        self._marks.said(now, of.channel)
         flags, want = int(wire.Flag.COMPLETE), of.want(0)
         if round_ == of.round:
             flags, want = of.announcement()
         if flags & wire.Flag.COMPLETE:
             flags |= wire.Flag.SAVES * of.saves(round_)
+        flags |= wire.channel_flags(of.channel)
         frame = wire.Frame(self._view.header(of.number, round_, flags), want, ((),))
         return [Send(frame), *of.hear_read(of.number, want)]
 
@@ -69,7 +70,7 @@ class Announcer:
         steps: Steps = [*of.hear_read(sender, want)]
         if round_ < of.round:  # the phase before may have dropped the round that was open in it
             answers = of.phase.first_round <= round_ == of.round - 1
-            answers = answers and self._marks.may_answer(now)
+            answers = answers and self._marks.may_answer(now, of.channel)
             return steps + (self.announce(now, round_) if answers else [])
         if flags & wire.Flag.OFFERED:
             of.offers.hear(round_, sender, want.ready, want.unit)
@@ -83,10 +84,10 @@ class Announcer:
         """When this member repeats its offer or its mark of a round that it cannot commit yet."""
         of = self._of
         said = of.complete or of.has_offered
-        return self._marks.due if said and self._others and not of.frozen else math.inf
+        return self._marks.due(of.channel) if said and self._others and not of.frozen else math.inf
 
     def repeat(self, now: float) -> Steps:
         """Say it again: a member has perhaps not heard it."""
-        self._marks.back_off()
+        self._marks.back_off(now)
         self._of.offers.unheard = True
         return self.announce(now, self._of.round)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from nicps.protocol.exchange.servers import Begun
 from nicps.protocol.phase import NO_REST, Phase, Rest
@@ -14,7 +15,8 @@ class Offer:
     """A member's contribution to `round`, which is ready and waits for the token (`Node.offer`).
 
     `unit` is what it asks for in the next round, if it does; with absolute exponents, the largest of them.
-    `skip`: it does not fit the open round's, and is left out. `conversion`: of its lanes, in stripes.
+    `skip`: it does not fit the open round's, and is left out. `conversion`: of its lanes, in stripes. `channel`: whose
+    round it is (docs/channels.md).
     """
 
     round: int
@@ -22,6 +24,7 @@ class Offer:
     unit: int | None = None
     skip: bool = False
     conversion: int = 0
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class Carried:
     `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
     round closed without it. `read` and `digest` are of the last round that its training program has applied. `rest`:
     whose remainders a Linux switch adds to the open round. With servers, `goes_on` is the newest round whose GO is
-    known, and `pending` what its training program waits for.
+    known, and `pending` what its training program waits for. With channels, `others` are the same of channels 1 and up;
+    `listed` is the list of the step, once a round of it is committed, and `saves`: the lead
+    writes a checkpoint after it.
     """
 
     round: int
@@ -56,8 +61,20 @@ class Carried:
     rest: Rest = NO_REST
     goes_on: int = 0
     pending: Pending = Pending()
+    others: tuple[Carried, ...] = ()
+    listed: Mapping[int, int] | None = None
+    saves: bool = False
 
     @classmethod
     def at_the_start(cls, phase: Phase) -> Carried:
         """Of a phase: a training program is prepared only once it has read all rounds before."""
-        return cls(phase.first_round, phase.unit, phase.first_round - 1, rest=phase.rest)
+        first, unit = phase.first_round, phase.unit
+        other = cls(first, unit, first - 1)
+        others = (other,) * (phase.channel_count - 1)
+        return replace(other, rest=phase.rest, others=others)
+
+    def without_offers(self) -> Carried:
+        """Of a member whose training program has left the rounds, and offers again."""
+        others = tuple(other.without_offers() for other in self.others)
+        left = replace(self, offer=None, passes=False, ready=0, pending=Pending())
+        return replace(left, others=others)

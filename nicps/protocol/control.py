@@ -12,6 +12,7 @@ from nicps.protocol.exchange import Exchanger
 from nicps.protocol.kernel import KernelState
 from nicps.protocol.open_round import OpenRound
 from nicps.protocol.phase import Phase
+from nicps.protocol.step import Step
 from nicps.protocol.token import Line, TokenState
 from nicps.protocol.view import View
 
@@ -20,9 +21,15 @@ class Control(OpenRound):
     """The open round at member `number`, whose list and marks a token carries."""
 
     def __init__(
-        self, phase: Phase, view: View, number: int, exchange: Exchanger, carried: Carried
+        self,
+        phase: Phase,
+        view: View,
+        number: int,
+        exchange: Exchanger,
+        carried: Carried,
+        step: Step | None = None,
     ) -> None:
-        super().__init__(phase, view, number, exchange, carried)
+        super().__init__(phase, view, number, exchange, carried, step=step)
         self._digests = Digests(phase, view)
         self._ready_of: dict[int, int] = {}  # from WANT frames
         self._need = 0
@@ -98,10 +105,15 @@ class Control(OpenRound):
         token = self.token
         assert token is not None
         line = token.lines[sender - 1]
-        if want.read <= line.read:
+        if want.read < line.read or not self._says_more(line, want.read, want.digest):
             return []
         line.read, line.digest = want.read, want.digest
         return self._digests.compare(token, self.round)
+
+    def _says_more(self, line: Line, read: int, digest: int) -> bool:
+        """Whether the entry does not say so yet. The digest of a step may follow what was read of its last round."""
+        follows = self.step is not None and bool(digest) and not line.digest
+        return read != line.read or follows
 
     # ---- committed with the token, and without it
 
@@ -140,11 +152,12 @@ class Control(OpenRound):
         assert token is not None
         line = token.lines[self.number - 1]
         changed, actions = self.exchange.serve(now, token)
-        if token.state == wire.TokenState.OPEN and not self.frozen:
+        if token.state == wire.TokenState.OPEN and not self.frozen and self.has_begun:
             contributed, sent = self._contribute(token, line)
             actions += sent
             changed |= contributed
-            if token.quorum_reached(self.phase) and not self.offers.awaits(token):
+            enough = self._list_of_step is not None or token.quorum_reached(self.phase)
+            if enough and not self.offers.awaits(token):
                 token.state = wire.TokenState.CLOSING
                 changed = True
                 if not line.settled:
@@ -152,7 +165,7 @@ class Control(OpenRound):
                 actions += self.exchange.on_closed(now, token)
         if not self.exchange.owns_ready(token):
             self._enter_ready(token)
-        if line.read != self._read:
+        if self._says_more(line, self._read, self._digest):
             line.read, line.digest = self._read, self._digest
             changed = True
             actions += self._digests.compare(token, self.round)
@@ -162,7 +175,7 @@ class Control(OpenRound):
             changed |= not complete and self.exchange.ask(now, token)
         if token.state == wire.TokenState.CLOSING and complete and not self.held_back:
             if not line.complete:
-                line.marks |= wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves
+                line.marks |= wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves_with(self.round)
                 self.complete = changed = True
             if all(token.lines[k - 1].complete for k in self._view.order):
                 token.commit(self.phase.exchange)
@@ -179,7 +192,7 @@ class Control(OpenRound):
         if self._read_waits and self._read > line.read:
             return True
         if token.state == wire.TokenState.OPEN:
-            if line.settled or self.frozen:
+            if line.settled or self.frozen or not self.has_begun:
                 return False
             offers = self._offer is not None and self.exchange.may_enter()
             offers = offers and (self.offers.unheard or not self.has_offered)
@@ -189,6 +202,8 @@ class Control(OpenRound):
     @property
     def _read_waits(self) -> bool:
         """Others wait to hear that this member has read a bank, and it broadcasts no offer that tells them."""
+        if self.step is not None:  # the marks tell it
+            return False
         skips = self._passes or (self._offer is not None and self._offer.skip)
         tells = self.offers.takes(self.number) and not (self.offers.unheard or skips)
         return not tells and self.round - self.line().read >= 2
@@ -260,14 +275,16 @@ class Control(OpenRound):
                 other.ready = max(other.ready, ready)
 
     def _bank_free(self, token: TokenState) -> bool:
-        return all(token.lines[k - 1].read >= self.round - 2 for k in self._view.order)
+        return self.step is not None or all(
+            token.lines[k - 1].read >= self.round - 2 for k in self._view.order
+        )
 
     def _publish_need(self) -> list[Action]:
         """Tell the trainer how many samples are still enough (R13)."""
         token = self.token
         if token is None or self.line().settled or self.exchange.owns_ready(token):
             return []
-        if self.phase.sized:  # no samples are counted
+        if self.phase.sized or self._list_of_step is not None:  # no samples are counted
             return []
         counted = token.counted
         if not counted:

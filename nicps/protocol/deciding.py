@@ -76,7 +76,8 @@ class Decisions:
         """Open `phase`; its number and generation are filled in here."""
         self._highest += 1
         self._generation += 1
-        phase = replace(phase, number=self._highest, generation=self._generation)
+        opened = self._rings.opened
+        phase = replace(phase, number=self._highest, generation=self._generation, opened=opened)
         body = wire.Decision(phase.number, phase.generation, phase.kind)
         round_, host = self._rings.open_round, self._host
         frame = wire.Frame(host.header(round_), body, tail=phase.pack())
@@ -135,11 +136,16 @@ class Decisions:
         if body.number <= self._highest:
             return [self.acknowledge()]
         phase = Phase.unpack(body, frame.tail, len(self._host.view.members))
+        self._rings.check(phase)
         self._highest = body.number
         self._acked = (body.number, False, b"")
         acknowledged = self.acknowledge()
         self._wait(phase, frame.header.round)
-        return [acknowledged]
+        ring = self._rings.current
+        # The rounds that it names may be those of the phase to come, which is in force at the lead already.
+        if ring is None or self._rings.coming is not None:
+            return [acknowledged]
+        return [acknowledged, *ring.catch_up(phase.opened)]
 
     def acknowledge_again(self, number: int) -> Steps:
         """A late repeat of the end: this host stands by already."""
@@ -190,4 +196,6 @@ class Decisions:
         """What was committed before the decision must be committed here too."""
         if waiting.phase.kind is wire.PhaseKind.STOP or self._rings.current is None:
             return True
-        return self._rings.current.round >= waiting.round
+        needed = (waiting.round, *waiting.phase.opened)
+        rounds = self._rings.current.rounds
+        return all(there >= least for there, least in zip(rounds, needed, strict=False))

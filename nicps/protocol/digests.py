@@ -19,11 +19,13 @@ class Digests:
         self._phase = phase
         self._view = view
         self._reported: dict[int, dict[int, int]] = {}  # round -> member -> digest
+        #: In a step of several rounds only the last one has a digest.
+        self._kept = max(_ROUNDS_KEPT, 2 * phase.rounds_per_step() + 2)
         self._compared = 0  # latest round whose digests have been found to differ
 
     def compare(self, token: TokenState, open_round: int) -> list[Action]:
         """Take note of what the token's entries report; `Differs`, once it is known who differs."""
-        oldest, fresh = open_round - _ROUNDS_KEPT, set()
+        oldest, fresh = open_round - self._kept, set()
         for k in self._view.order:
             line = token.lines[k - 1]
             if line.digest and oldest <= line.read < open_round:
@@ -34,7 +36,7 @@ class Digests:
         found: list[Action] = []
         for round_ in sorted(fresh):
             found += self._judge(round_, self._reported[round_])
-        if len(self._reported) > _ROUNDS_KEPT:
+        if len(self._reported) > self._kept:
             self._reported = {r: d for r, d in self._reported.items() if r >= oldest}
         return found
 

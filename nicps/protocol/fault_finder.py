@@ -39,7 +39,7 @@ class FaultFinder:
     def _give_up(self, round_: int) -> Steps:
         """The lead is told that the exchange makes no sums, unless it has marked the round: others may commit it."""
         ring = self._rings.current
-        if ring is None or ring.complete or not self._host.leads:
+        if ring is None or any(ring.completes) or not self._host.leads:
             return []
         return [NotAdded(round_, ring.phase.exchange)]
 

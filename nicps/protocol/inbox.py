@@ -12,8 +12,8 @@ from nicps.protocol.local_host import LocalHost
 from nicps.protocol.membership import Membership
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Steps
+from nicps.protocol.standing import DONE, ENDED
 from nicps.protocol.switch_link import SwitchLink
-from nicps.protocol.view_change import DONE, ENDED
 
 
 class Inbox:
@@ -78,7 +78,7 @@ class Inbox:
         if isinstance(body, wire.Fragment):
             return ring.on_completion(now)
         if isinstance(body, wire.Lacking) and ring.asks_switch and not self._membership.changing:
-            return ring.on_lacking(now, body)
+            return ring.on_lacking(now, frame)
         return []
 
     def _on_member_frame(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
@@ -103,8 +103,7 @@ class Inbox:
             if ring is not None and header.round == ring.round:
                 return ring.on_completion(now)
         elif isinstance(body, wire.Lacking):
-            if ring is not None and header.round == ring.round:
-                return ring.on_lacking(now, body)
+            return ring.on_lacking(now, frame) if ring is not None else []
         elif isinstance(body, wire.Want):
             return ring.on_want(now, frame) if ring is not None else []
         elif isinstance(body, wire.Fail) and self._host.leads:

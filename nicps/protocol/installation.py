@@ -90,7 +90,7 @@ class Installation:
 
     def send_to(self, number: int, nonce: int) -> Send:
         """One frame, for one host; number 0 is who has asked."""
-        values, members = self._successor.items()
+        values, members, channels = self._successor.items()
         body = wire.View(
             live=mask(self.view.live),
             nonce=nonce,
@@ -102,5 +102,6 @@ class Installation:
             values=len(values),
             step=wire.ViewStep.INSTALL,
             ended=self.ending,
+            channels=len(channels),
         )
-        return Send(wire.Frame(wire.Header(), body, (values, members)))
+        return Send(wire.Frame(wire.Header(), body, (values, members, channels)))

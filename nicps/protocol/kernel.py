@@ -47,6 +47,14 @@ class Receiver(Protocol):
 
 
 @runtime_checkable
+class ChannelledReceiver(Protocol):
+    """A kernel that has channels above 0."""
+
+    def of_channel(self, channel: int) -> Receiver:
+        """What has arrived in that one."""
+
+
+@runtime_checkable
 class ServedReceiver(Protocol):
     """What a kernel has of servers: at a worker of its newest step, and of its newest pull, by their numbers."""
 
@@ -76,13 +84,26 @@ class ServedReceiver(Protocol):
         """At a server: its push fragments to which all listed members of that round have contributed."""
 
 
+@dataclass(slots=True)
+class ChannelState:
+    """What the XDP program must know of a channel above 0. The aggregators are those of channel 0."""
+
+    round: int
+    round_low: int
+    round_high: int
+    width: int
+    width_next: int
+    offered: tuple[int, int]
+    clock: int
+
+
 @dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event
 class KernelState:
     """What the XDP program must know to act for this member (`struct nicps_config`).
 
     `aggregators`, `width`: of stripes, in the open round; `_next`: in later ones. `offered`, by parity: the conversion
     of this host's lanes that counts. `clock`: the agent is woken after so many sums. `partner`: parameters are taken of
-    that member, too.
+    that member, too. `channels`: the same of channels 1 and up.
     """
 
     round: int
@@ -100,3 +121,4 @@ class KernelState:
     offered: tuple[int, int] = (0, 0)
     clock: int = 0
     partner: int = 0
+    channels: tuple[ChannelState, ...] = ()

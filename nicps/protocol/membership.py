@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nicps import wire
 from nicps.protocol.actions import Evicted, Installed, Joiner, Send
-from nicps.protocol.carried import Carried, Pending
+from nicps.protocol.carried import Carried
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
 from nicps.protocol.formation import Formation
@@ -21,8 +21,9 @@ from nicps.protocol.readmission import Readmission
 from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Chosen, Formed, Freeze, Steps
+from nicps.protocol.standing import LEARNS, Place, Standing
 from nicps.protocol.view import Successor, View
-from nicps.protocol.view_change import LEARNS, Place, Standing, ViewChange
+from nicps.protocol.view_change import ViewChange
 
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
@@ -185,8 +186,12 @@ class Membership:
             standing = Standing(0, self._rings.open_round, False, decided, learns)
         else:
             # The lead has dropped a round in which another phase is prepared, and so may training programs have.
-            complete = ring.complete and prepared <= ring.phase.number
-            standing = Standing(ring.phase.number, ring.round, complete, decided, learns)
+            there = prepared <= ring.phase.number
+            first, *others = [
+                (round_, complete and there)
+                for round_, complete in zip(ring.rounds, ring.completes, strict=True)
+            ]
+            standing = Standing(ring.phase.number, *first, decided, learns, tuple(others))
         return Place(standing, self._rings.by_phase())
 
     def _seed(self) -> bytes:
@@ -290,11 +295,11 @@ class Membership:
         ring = self._rings.by_phase().get(successor.follows) if member else None
         old = ring or self._rings.current
         steps: Steps = []
-        if member and old is not None and old.round == successor.round - 1 and old.complete:
-            steps += old.settle()
+        if member and old is not None:
+            steps += old.settle(successor.rounds)
         carried, again = Carried(0, 0, 0), False
         if member and successor.follows:
-            if ring is None or ring.round != successor.round:
+            if ring is None or ring.rounds != successor.rounds:
                 return steps + self.leave_view("it has missed what the others have decided")
             carried, again = self._carry(ring, number, successor)
         joined = view.live - before.live if member else frozenset[int]()
@@ -325,11 +330,13 @@ class Membership:
         phase = None
         if ring is not None:
             phase = ring.phase.among(view.live, successor.phase, successor.unit)
-        self._rings.enter_view(now, successor.round, phase, carried)
+        self._rings.enter_view(now, successor.rounds, phase, carried)
         self._decisions.enter_view(phase, successor.phase)
         if phase is not None:
             self._count_learners(phase)
-        steps.append(Installed(view, number, phase, again))
+        steps.append(Installed(view, number, phase, again, successor.rounds))
+        if self._rings.current is not None:
+            steps += self._rings.current.enter()
         if view.lead == number:
             self.announcing = True
             steps += self._departure.lead_fails()
@@ -340,11 +347,12 @@ class Membership:
         carried = ring.carry()
         again = self._decisions.prepared_for > ring.phase.number
         if again:  # its training program has left the round, and will offer again
-            carried = replace(carried, offer=None, passes=False, ready=0, pending=Pending())
+            carried = carried.without_offers()
         # R14: the lead says again that training goes on, but in a phase's first round, which needs no word.
         leads = successor.lead == number and ring.phase.kind is wire.PhaseKind.TRAIN
-        undecided = leads and successor.round > ring.phase.first_round
-        return replace(carried, unit=successor.unit, undecided=undecided), again
+        undecided = leads and ring.awaits_decision(successor.rounds)
+        saves = leads and carried.saves
+        return replace(carried, unit=successor.unit, undecided=undecided, saves=saves), again
 
     def _installed(self) -> Send:
         """To who puts the view in force: it is, here."""

@@ -89,14 +89,18 @@ class Node(NodeParts):
     def decide(self, now: float, phase: Phase) -> list[Action]:
         """The lead only: open `phase`; its number and generation are filled in here.
 
+        Nothing comes of it before all have the view, nor in the middle of a step (`between_steps`), but for a STOP.
+
         Raises:
             WireError: its settings are too long for a frame, or no member would take it; nothing has changed.
         """
         assert self.leads
         phase.check(len(self.view.members))
+        self.rings.check(phase)
         if len(phase.pack()) > wire.MAX_FRAME_BYTES - 100:
             raise WireError(f"a decision of {len(phase.pack())} bytes does not fit a frame")
-        if not self._may_decide:
+        stops = phase.kind is wire.PhaseKind.STOP
+        if not self._may_decide or not (stops or self.between_steps):
             return self._take(now, [])
         self._lead.hear(now)
         return self._take(now, self._decisions.decide(now, phase))
@@ -150,8 +154,11 @@ class Node(NodeParts):
     def rebuild(self, now: float, joiners: tuple[Joiner, ...]) -> list[Action]:
         """R20, the lead: take hosts back into the view, or new ones. No phase goes on; decide again once `Ready`.
 
-        With nobody to take in it is a view of the same members, for its keys, and the phase goes on.
+        With nobody to take in it is a view of the same members, for its keys, and the phase goes on. In the middle of a
+        step nobody is taken in.
         """
+        if joiners and not self.between_steps:
+            return self._take(now, [])
         return self._take(now, self.membership.rebuild(now, joiners))
 
     def renew(self, now: float, *, key_is_spent: bool) -> list[Action]:
@@ -202,9 +209,9 @@ class Node(NodeParts):
         reports = ring is not None and not self.changing
         return self._take(now, ring.progress(now, round_, samples) if ring and reports else [])
 
-    def read(self, now: float, round_: int, digest: int = 0) -> list[Action]:
+    def read(self, now: float, round_: int, digest: int = 0, channel: int = 0) -> list[Action]:
         """The sum of that round has been read out and applied (`Ring.read`)."""
-        return self._take(now, self.ring.read(now, round_, digest) if self.ring else [])
+        return self._take(now, self.ring.read(now, round_, digest, channel) if self.ring else [])
 
     def sent(self, now: float, action: SendFragments) -> list[Action]:
         """This is with the kernel (`Ring.sent`)."""
@@ -212,13 +219,15 @@ class Node(NodeParts):
             self.view.number,
             self.ring.phase.generation,
         ):
-            self.ring.sent(now)
+            self.ring.sent(now, action.channel)
         return self._take(now, [])
 
-    def go_on(self, now: float, *, saves: bool = False) -> list[Action]:
+    def go_on(self, now: float, *, saves: bool = False, channel: int = 0) -> list[Action]:
         """The lead has decided to train on after the last round (`OpenRound.go_on`)."""
         decided = self.ring is not None and self._may_decide
-        return self._take(now, self.ring.go_on(now, saves=saves) if self.ring and decided else [])
+        if self.ring is None or not decided:
+            return self._take(now, [])
+        return self._take(now, self.ring.go_on(now, saves=saves, channel=channel))
 
     def advance(self, now: float) -> list[Action]:
         """Sums of stripes came, or lanes were converted (`Ring.advance`)."""
@@ -234,12 +243,16 @@ class Node(NodeParts):
 
     # ---- what comes from the kernel and the clock
 
-    def on_list(self, now: float, view: int, round_: int, members: int, unit: int) -> list[Action]:
+    def on_list(
+        self, now: float, view: int, round_: int, members: int, unit: int, channel: int = 0
+    ) -> list[Action]:
         """The first contribution to a round of stripes came to this host's kernel (`Ring.on_list`)."""
         ring = self.rings.current
-        if ring is None or self.changing or (view, round_) != (self.view.number, ring.round):
+        if ring is None or self.changing or channel >= len(ring.rounds):
             return []
-        return self._take(now, ring.on_list(now, members, unit))
+        if (view, round_) != (self.view.number, ring.rounds[channel]):
+            return []
+        return self._take(now, ring.on_list(now, members, unit, channel))
 
     def kernel_saw(
         self,

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from nicps import wire
 from nicps.protocol.phase import Phase
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
+
+#: The list of a step, with samples; None while it is not known.
+ListOfStep: TypeAlias = Callable[[], Mapping[int, int] | None]
 
 
 class Offers:
@@ -33,24 +38,31 @@ class Offers:
         self._needed = (
             frozenset(shares) if broadcast and enough < phase.quorum else frozenset[int]()
         )
+        # In a planned phase offers to rounds that inherit a list come before the list is known.
+        self._heard_of = frozenset(shares) if broadcast and phase.planned else self._needed
+        self._of_step: ListOfStep | None = None
         self._heard: dict[int, dict[int, tuple[int, int]]] = {}
         self.marks: dict[int, int] = {}
         self.listed = self.unheard = False
 
     def takes(self, member: int) -> bool:
-        """Whether that member must be in every list, so that its offer is broadcast."""
-        return member in self._needed
+        """Whether that member must be in every list, or is in the inherited one, so that its offer is broadcast."""
+        if self._of_step is None:
+            return member in self._needed
+        listed = self._of_step()
+        return member in (self._heard_of if listed is None else listed)
 
     def awaits(self, token: TokenState) -> bool:
         """Whether the token's list must not be closed yet: what members have broadcast closes it with all of them.
 
         Samples are what training programs say: a quorum that they come to without all shows nothing.
         """
-        return not all(token.lines[k - 1].settled for k in self._needed)
+        listed = self._of_step() if self._of_step is not None else self._needed
+        return listed is None or not all(token.lines[k - 1].settled for k in listed)
 
     def hear(self, round_: int, member: int, samples: int, unit: int) -> None:
         """A member, perhaps this one, offers so many samples; `unit`: the largest exponent of its lanes."""
-        if member in self._needed:
+        if member in self._heard_of:
             self._heard.setdefault(round_, {})[member] = samples, unit
 
     def said(self, round_: int, member: int) -> tuple[int, int] | None:
@@ -62,20 +74,33 @@ class Offers:
         return frozenset(self._heard.get(round_, ()))
 
     def closes(self, round_: int) -> bool:
-        """Whether the round's list is known."""
-        return bool(self._needed) and self._heard.get(round_, {}).keys() == self._needed
+        """Whether the round's list is known. Others than those in a list that is inherited are not counted."""
+        heard = self._heard.get(round_, {}).keys()
+        if self._of_step is None:
+            return bool(self._needed) and heard == self._needed
+        listed = self._of_step()
+        return listed is not None and heard >= listed.keys()
 
     def close(self, token: TokenState) -> TokenState:
         """A copy of the token, with the list of its round, closed."""
         lines = [replace(line) for line in token.lines]
-        for member, (samples, unit) in self._heard[token.round].items():
+        heard = self._heard.get(token.round, {})
+        listed = self._of_step() if self._of_step is not None else None
+        if listed is not None:  # perhaps nobody: all that were in it have left
+            heard = {member: (listed[member], heard[member][1]) for member in listed}
+        for member, (samples, unit) in heard.items():
             line = lines[member - 1]
             line.samples, line.unit, line.ready = samples, unit, 0
             line.marks |= wire.Mark.CONTRIBUTED
         return replace(token, lines=lines, state=wire.TokenState.CLOSING)
 
-    def open(self, round_: int) -> None:
-        """That round is open: what was offered to earlier ones is forgotten."""
+    def open(self, round_: int, of_step: ListOfStep | None = None) -> None:
+        """That round is open: what was offered to earlier ones is forgotten.
+
+        Args:
+            of_step: the list that the round inherits (docs/channels.md). Without it the round makes its own.
+        """
+        self._of_step = of_step
         self._heard = {r: of for r, of in self._heard.items() if r >= round_}
         self.marks = {}
         self.listed = self.unheard = False

@@ -14,8 +14,9 @@ from nicps import wire
 from nicps.protocol.actions import Action, Closed, Committed
 from nicps.protocol.carried import Carried, Offer
 from nicps.protocol.exchange import Exchanger
-from nicps.protocol.offers import Offers
+from nicps.protocol.offers import ListOfStep, Offers
 from nicps.protocol.phase import Phase
+from nicps.protocol.step import Step, Word
 from nicps.protocol.token import Line, TokenState
 from nicps.protocol.view import View
 
@@ -32,10 +33,20 @@ class OpenRound:
         complete: this member has all that the closed list comes to, and has marked itself so.
         frozen: another phase or view is coming: it contributes, closes and marks nothing more, but forwards the token.
         offers: what members have broadcast.
+        channel: whose round it is.
+        step: the step that it belongs to, in a planned phase.
+        word: what the lead's program has said of it, or of the step.
     """
 
     def __init__(
-        self, phase: Phase, view: View, number: int, exchange: Exchanger, carried: Carried
+        self,
+        phase: Phase,
+        view: View,
+        number: int,
+        exchange: Exchanger,
+        carried: Carried,
+        channel: int = 0,
+        step: Step | None = None,
     ) -> None:
         self.phase = phase
         self.number = number
@@ -45,6 +56,8 @@ class OpenRound:
         self.token: TokenState | None = None
         self.complete = False
         self.frozen = False
+        self.channel = channel
+        self.step = step
         self._view = view
         self._offer = carried.offer
         self._held = carried.offer  # what this member has to give to the open round, or has given
@@ -53,10 +66,10 @@ class OpenRound:
         self._read = carried.read
         self._digest = carried.digest
         self._closed = 0  # round whose closing without this member has been reported
-        self._undecided = carried.undecided
-        self._saves = False  # the lead: it writes a checkpoint of the state after the open round
-        self._saved = False  # the lead does so after the round committed last
+        self.word = step if step is not None else Word(carried.undecided)
+        self._saved = False  # the lead saves the state after the round committed last
         self.offers = Offers(phase, view, broadcast=exchange.kind.broadcasts_marks)
+        self.offers.open(carried.round, self._list_of_step)
         exchange.open(carried.round)
         exchange.rest = carried.rest
         if carried.offer is not None:
@@ -66,6 +79,19 @@ class OpenRound:
         """The exchange knows what this member contributes."""
         self.exchange.conversion = offer.conversion
         self.exchange.sized = offer.samples if self.phase.sized else 0
+
+    @property
+    def _list_of_step(self) -> ListOfStep | None:
+        """Where the open round inherits its list: that of its step."""
+        step, channel, round_ = self.step, self.channel, self.round
+        if step is None or not step.inherits(channel, round_):
+            return None
+        return lambda: step.listed if step.has_begun(channel, round_) else None
+
+    @property
+    def has_begun(self) -> bool:
+        """The step of the open round has begun: nothing of the steps before is left to commit here."""
+        return self.step is None or self.step.has_begun(self.channel, self.round)
 
     def line(self) -> Line:
         """This member's entry in the token."""
@@ -130,6 +156,8 @@ class OpenRound:
             or self.line().settled
             or self.has_offered
             or not self.phase.shares[self.number - 1]
+            or not self._takes_part
+            or (offer.skip and self._list_of_step is not None)  # it owes what its step's list says
         ):
             return False
         self._offer = self._held = offer
@@ -138,13 +166,29 @@ class OpenRound:
         self._ready = offer.samples
         return True
 
+    @property
+    def _takes_part(self) -> bool:
+        """This member may offer to the open round, as far as the step has a say in it."""
+        step = self.step
+        return step is None or (self.has_begun and not step.excludes(self.number))
+
+    def drop_offer(self) -> None:
+        """The step's list is known, and this member is not in it."""
+        self._offer = self._held = None
+
+    def read(self, round_: int, digest: int) -> bool:
+        """A sum has been read out; whether others wait for that bank. Above channel 0 nobody does."""
+        if round_ >= self._read:
+            self._read, self._digest = round_, digest
+        return False
+
     def go_on(self, *, saves: bool) -> None:
         """The lead has decided that training goes on: only now it may mark itself complete in the next round (R14).
 
         Args:
             saves: it writes a checkpoint of the state after that round, which all members must know (R22).
         """
-        self._undecided, self._saves = False, self._saves or saves
+        self.word.undecided, self.word.saves = False, self.word.saves or saves
 
     # ---- what others report
 
@@ -163,7 +207,7 @@ class OpenRound:
 
         Of the open one only the lead does.
         """
-        return self._saves if round_ == self.round else self._saved
+        return self._saves_with(round_) if round_ == self.round else self._saved
 
     # ---- broadcast offers and marks (`Exchange.broadcasts_marks`)
 
@@ -201,6 +245,8 @@ class OpenRound:
         token = self.token
         if token is None or token.round != self.round or token.state != wire.TokenState.OPEN:
             return []
+        if not self.has_begun:
+            return []
         if not self.offers.closes(self.round) or (self.frozen and not self.offers.listed):
             return []
         self.offers.listed = True
@@ -217,13 +263,34 @@ class OpenRound:
         if self.held_back or not self.exchange.is_complete(token):
             return False
         self.complete = True
-        self.hear_mark(self.number, wire.Mark.COMPLETE | wire.Mark.SAVES * self._saves)
+        saves = self._saves_with(self.round)
+        self.hear_mark(self.number, wire.Mark.COMPLETE | wire.Mark.SAVES * saves)
         return True
 
     @property
     def held_back(self) -> bool:
-        """This member marks nothing: it leads and has not decided on the round before, or something else is coming."""
-        return self._undecided or self.frozen
+        """This member marks nothing: it leads and has not decided on the round before, or something else is coming.
+
+        Or rounds of the step before are not committed; or its program has yet to read the round before, where the marks
+        say so.
+        """
+        if self.frozen or not self.has_begun:
+            return True
+        return self.word.undecided or (self._marks_tell_read and self._read < self.round - 1)
+
+    @property
+    def _marks_tell_read(self) -> bool:
+        """A member's mark of a round says that it has read the round before: so the next one may use its bank.
+
+        That is so in all rounds of a planned phase, as members outside the list do not offer, and above channel 0. A
+        member without a share reads nothing.
+        """
+        return bool((self.step or self.channel) and self.phase.shares[self.number - 1])
+
+    def _saves_with(self, round_: int) -> bool:
+        """This member, the lead, writes a checkpoint after that round, which is open; in a step, after its last one."""
+        last = self.step is None or (not self.channel and self.step.ends_with(0, round_))
+        return last and self.word.saves
 
     @property
     def all_marked(self) -> bool:
@@ -257,6 +324,8 @@ class OpenRound:
         self._offer = self._held = None
         if self._closed == self.round:
             return []
+        if self._list_of_step is not None:
+            return []  # it was told so of the step's first round
         self._closed = self.round
         return [Closed(self.round)]
 
@@ -272,9 +341,16 @@ class OpenRound:
             self._view.number,
             self.exchange.aggregators,
             token.saved,
+            self.channel,
         )
         self.exchange.rest = committed.rest_after(self.exchange.rest)
-        self._saved, self._saves = token.saved, False
+        self._saved = token.saved
+        # R14: before the lead has decided on a round, or a step, the next must not be committed, whatever comes first.
+        lead = self.number == self._view.lead and self.phase.kind is wire.PhaseKind.TRAIN
+        if self.step is not None:
+            self.step.note_committed(self.channel, counted)
+        else:
+            self.word.undecided, self.word.saves = lead, False
         self.round = token.round
         self.unit = token.unit
         self._offer = self._held = None
@@ -282,8 +358,5 @@ class OpenRound:
         self.exchange.open(self.round)
         self._ready = 0
         self.complete = False
-        self.offers.open(self.round)
-        # R14: before the lead has decided on a round, the next one must not be committed, whatever comes in first.
-        lead = self.number == self._view.lead
-        self._undecided = lead and self.phase.kind is wire.PhaseKind.TRAIN
+        self.offers.open(self.round, self._list_of_step)
         return [committed]

@@ -155,6 +155,16 @@ class NodeParts:
         return self.rings.open_round
 
     @property
+    def highest_round(self) -> int:
+        """The highest open round of any channel. A phase that is decided on begins with a later one."""
+        return self.rings.highest_round
+
+    @property
+    def between_steps(self) -> bool:
+        """No step is under way here: the lead may decide, and take hosts in (docs/channels.md)."""
+        return self.rings.current is None or self.rings.current.between_steps
+
+    @property
     def leads(self) -> bool:
         """This host acts as node 1 (R22)."""
         return self._host.leads

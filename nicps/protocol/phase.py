@@ -122,7 +122,8 @@ class Phase:
     its own, at most `fragments`, which its offers name in `samples` (`wire.size_of`), and its list has all members that
     have a share. `serving`: which members are servers, where there are any; those that have a share are workers.
     `channels`: the plan of each channel, where the phase has several, or several rounds a step; `fragments` and
-    `last_fragments` are the room of channel 0 then.
+    `last_fragments` are the room of channel 0 then. `opened`: the rounds that were open at the lead as it decided, of
+    channels 1 and up.
     """
 
     number: int
@@ -143,6 +144,7 @@ class Phase:
     sized: bool = False
     serving: Serving | None = None
     channels: tuple[ChannelPlan, ...] = ()
+    opened: tuple[int, ...] = ()
 
     @property
     def ending(self) -> wire.Ending:
@@ -241,6 +243,8 @@ class Phase:
             values["serving"] = self.serving.to_json()
         if self.channels:
             values["channels"] = [channel.to_json() for channel in self.channels]
+        if self.opened:
+            values["open"] = self.opened
         return json.dumps(
             values
             | {
@@ -272,11 +276,12 @@ class Phase:
             settings, shares = values.pop("settings"), tuple(values.pop("shares"))
             adding, exchange = values.pop("adding"), Exchange.named(values.pop("exchange"))
             view, round_ = rest = tuple(values.pop("rest", NO_REST))
+            opened = tuple(values.pop("open", ()))
             flags = feedback, sized = values.pop("feedback", True), values.pop("sized", False)
             serving = Serving.from_json(values.pop("serving")) if "serving" in values else None
             channels = tuple(map(ChannelPlan.from_json, values.pop("channels", ())))
             kind = wire.PhaseKind(decision.phase)
-            numbers = [*values.values(), *shares, view, round_]
+            numbers = [*values.values(), *shares, *opened, view, round_]
             whole = all(type(number) is int for number in numbers)
             typed = isinstance(settings, dict) and all(isinstance(flag, bool) for flag in flags)
             if not whole or not typed or adding is not exchange.to_json():
@@ -293,6 +298,7 @@ class Phase:
                 sized=sized,
                 serving=serving,
                 channels=channels,
+                opened=opened,
                 **values,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -319,11 +325,16 @@ class Phase:
             self._check_channels(wire.MOST_SIZED if self.sized else limit)
         sizes = (self.fragments, self.last_fragments)
         numbers = (self.first_round, self.rounds, self.quorum, *self.shares, *self.rest)
+        numbers += self.opened
         if len(self.shares) != members or self.width not in wire.MAX_SHIFT:
             raise WireError(
                 f"decision {self.number}: {len(self.shares)} shares of width {self.width}"
             )
-        fits = all(0 <= n < 1 << 31 for n in numbers) and all(0 <= n < limit for n in sizes)
+        fits = (
+            len(self.opened) < wire.MAX_CHANNELS
+            and all(0 <= n < 1 << 31 for n in numbers)
+            and all(0 <= n < limit for n in sizes)
+        )
         if not fits or not -100 <= self.unit <= 100:
             raise WireError(f"decision {self.number}: a number is out of range")
         if self.exchange.includes_own and not self.width:
@@ -336,8 +347,10 @@ class Phase:
             raise WireError(f"decision {self.number}: a phase without fragments or rounds")
 
     def _check_channels(self, limit: int) -> None:
-        """Raises:
-        WireError: naming what is wrong with the channels.
+        """Refuse channels that no node 1 can mean.
+
+        Raises:
+            WireError: naming what is wrong with them.
         """
         name, room = f"decision {self.number}", self.channels[0].room
         exchange = self.exchange

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from nicps.protocol.signals import Lacking, Lacks
 IN_VAIN = 30
 #: Between two asks counts no more than this part of `Timings.silence_most_s`, and the others have as long to report.
 _PART = 1 / 3
+#: How much the time of a round counts that waits for a more urgent one.
+_BEHIND = 0.1
 #: Between two reports of a member every other one reports as well; a few of them may be lost.
 _LOST = 5
 #: Verdicts of a member that may wait for the lead to replace the exchange.
@@ -29,9 +32,12 @@ class Progress:
 
     It does not if fragments were sent again in vain for `Timings.silence_most_s`, and so many of them that loss is no
     explanation. A pause of this host, or of the ring, counts in part, as no retransmission falls into it.
+
+    Attributes: `behind`, what is more urgent is on its way here, so this waits: its time counts a tenth.
     """
 
     def __init__(self, timings: Timings) -> None:
+        self.behind = False
         self._limit_s = timings.silence_most_s
         self.open()
 
@@ -50,7 +56,8 @@ class Progress:
         if have > self._have:
             self._have = have
             self._restart(now)
-        self._waited_s += min(now - self._asked_at, self._limit_s * _PART)
+        waited_s = min(now - self._asked_at, self._limit_s * _PART)
+        self._waited_s += waited_s * _BEHIND if self.behind else waited_s
         self._in_vain += self._asked
         self._asked, self._asked_at = asks, now
         if self._waited_s >= self._limit_s and self._in_vain >= IN_VAIN:
@@ -81,22 +88,27 @@ class _Report:
 
 
 class Standstill:
-    """What members report of the open round that they lack, and do not get."""
+    """What members report of the open rounds that they lack, and do not get."""
 
     def __init__(self, host: LocalHost, timings: Timings) -> None:
         self._host = host
         self._settles_s = timings.silence_most_s * _PART
-        self._round = self._excused = 0, 0  # a view, and a round's number
-        self._reports: dict[int, _Report] = {}
+        self._view = 0
+        self._rounds: dict[int, int] = {}  # by channel: the newest that a report is of
+        self._excused = 0, 0  # a view, and a round's number
+        self._reports: dict[tuple[int, int], _Report] = {}  # by channel and member
         self._since = 0.0  # the first of them
         self._judged_at = -math.inf
-        self._judged = 0  # how often, this round
+        self._judged = 0  # how often, since there are reports
         self._proven: set[tuple[Exchange, frozenset[bytes]]] = (
             set()
         )  # hosts among which that exchange has made a sum; none is part of another
 
     def note_counted(self, commit: Committed) -> None:
         """A round was committed: its exchange works among these members, if there was anything to exchange."""
+        if commit.view == self._view and self._rounds.get(commit.channel, 0) <= commit.round:
+            self._rounds[commit.channel] = commit.round + 1
+            self._forget(commit.channel)
         exchange = commit.exchange
         if exchange.fallback is None or not commit.has_sum:
             return
@@ -106,6 +118,12 @@ class Standstill:
         if not self._have_worked(exchange, hosts):
             smaller = {(e, h) for e, h in self._proven if e == exchange and h <= hosts}
             self._proven = self._proven - smaller | {(exchange, hosts)}
+
+    def _forget(self, channel: int) -> None:
+        """What was reported of that channel is of a round that is not open any more."""
+        self._reports = {k: report for k, report in self._reports.items() if k[0] != channel}
+        if not self._reports:
+            self._judged_at, self._judged = -math.inf, 0
 
     def blames_network(self, phase: Phase) -> bool:
         """Whether the network is at fault rather than a member: the exchange has never worked among all of these.
@@ -149,30 +167,45 @@ class Standstill:
             phase: in force. Of one with servers only workers can lack something: the most of them count.
         """
         view, member, round_ = self._host.view, lacking.member, lacking.round
-        if (view.number, round_) != self._round:
-            self._round, self._reports, self._judged_at = (view.number, round_), {}, -math.inf
-            self._judged = 0
-        before = self._reports.get(member)
+        channel = lacking.channel
+        if view.number != self._view:
+            self._view, self._rounds, self._reports = view.number, {}, {}
+        if round_ < self._rounds.get(channel, 0):
+            return []  # it is committed here
+        if round_ != self._rounds.get(channel):
+            self._rounds[channel] = round_
+            self._forget(channel)
+        before = self._reports.get((channel, member))
         turn_s = now - before.at if before is not None else 0.0
         old = now - max(self._settles_s, _LOST * turn_s)
         self._reports = {k: report for k, report in self._reports.items() if report.at >= old}
         if not self._reports:
             self._since = now
-        found = [] if before is not None else [NoProgress(round_, {member: lacking.lacks})]
-        self._reports[member] = _Report(lacking.lacks, now)
+        first = NoProgress(round_, {member: lacking.lacks}, channel=channel)
+        found = [] if before is not None else [first]
+        self._reports[channel, member] = _Report(lacking.lacks, now)
         # Members that heard different reports can each name another member to propose. So every member judges again.
         settled_at = max(self._since, self._judged_at) + self._settles_s
         # A learner knows of itself only that it is one.
-        judges = before is not None and self._round != self._excused
+        judges = before is not None and (view.number, round_) != self._excused
         if judges and now >= settled_at and self._host.number not in learners:
             self._judged_at = now
             self._judged += 1
-            all_lack = {k: self._reports[k].lacks for k in sorted(self._reports)}
+            all_lack = self._of_all_channels()
             served = phase is not None and phase.serving is not None
             voters = phase.sharing(view.live) if phase is not None and served else view.live
             at_fault = find_fault(all_lack, voters, learners)
-            found.append(NoProgress(round_, all_lack, at_fault))
+            found.append(NoProgress(round_, all_lack, at_fault, channel))
         return found
+
+    def _of_all_channels(self) -> dict[int, Lacks]:
+        """What each member lacks, over all channels: so two of them never accuse two members at once."""
+        lacks: dict[int, Counter[int]] = {}
+        for _, member in sorted(self._reports, key=lambda of: of[1]):
+            lacks.setdefault(member, Counter())
+        for (_, member), report in self._reports.items():
+            lacks[member].update(report.lacks)
+        return {member: dict(of) for member, of in lacks.items()}
 
 
 def find_fault(

@@ -12,121 +12,16 @@ from __future__ import annotations
 import math
 
 from nicps import wire
-from nicps.protocol.actions import Action, Send
-from nicps.protocol.announcer import Announcer
-from nicps.protocol.carried import Carried, Offer
-from nicps.protocol.control import Control
-from nicps.protocol.exchange import exchanger_of
-from nicps.protocol.kernel import KernelState, Receiver
-from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
+from nicps.protocol.actions import Send
+from nicps.protocol.carried import Offer
 from nicps.protocol.progress import lacks_in
+from nicps.protocol.ring_parts import RingParts
 from nicps.protocol.signals import Lacking, Silent, Steps
-from nicps.protocol.timers import FailureDetector, MarkTimer, Retransmission, Want
 from nicps.protocol.token import TokenState
-from nicps.protocol.view import View
 
 
-class Ring:
-    """One member's part in the ring of one phase: taking the token, forwarding it, waiting for it, retransmitting it.
-
-    `carried` is from the view before, where the phase goes on.
-
-    Attributes: `holding`, this member has the token; `parked`, its holder keeps it; `turns`, how often it got it.
-    """
-
-    def __init__(
-        self,
-        phase: Phase,
-        view: View,
-        number: int,
-        receiver: Receiver,
-        timings: Timings,
-        timeout: AdaptiveTimeout,
-        carried: Carried | None = None,
-        now: float = 0.0,
-    ) -> None:
-        self.number = number
-        self.holding = False
-        self.parked = False
-        self.turns = 0
-        exchange = exchanger_of(phase, view, number, receiver, timings, now)
-        carried = carried or Carried.at_the_start(phase)
-        self._control = Control(phase, view, number, exchange, carried)
-        self._exchange, self._view = exchange, view
-        self._others = len(view.live) > 1
-        self._timings = timings
-        self._key = (phase.generation, 0)  # newest token that this machine has handled or sent
-        self._seen = self._key  # newest that the kernel has seen
-        self._retransmission = Retransmission(timings)
-        self._want = Want(timings)
-        self._announcer = Announcer(self._control, view, MarkTimer(timings))
-        waits = exchange.kind.token_waits
-        self._detector = FailureDetector(timings, timeout, now, token_waits=waits)
-
-    # ---- what others ask
-
-    @property
-    def phase(self) -> Phase:
-        """Whose rounds these are."""
-        return self._control.phase
-
-    @property
-    def round(self) -> int:
-        """The open one."""
-        return self._control.round
-
-    @property
-    def token(self) -> TokenState | None:
-        """The latest that was seen."""
-        return self._control.token
-
-    @property
-    def offered(self) -> frozenset[int]:
-        """The members that have broadcast their offers to the open round."""
-        return self._control.offers.members(self.round)
-
-    @property
-    def complete(self) -> bool:
-        """This member has all that the open round's closed list comes to, and has said so."""
-        return self._control.complete
-
-    @property
-    def frozen(self) -> bool:
-        """Another phase or view is about to come."""
-        return self._control.frozen
-
-    @property
-    def awaits_lanes(self) -> bool:
-        """Others wait for lanes that this host's training program has not converted yet."""
-        return self._exchange.awaits_lanes or self._control.waits_to_enter
-
-    @property
-    def asks_switch(self) -> bool:
-        """Sums are made by a Linux switch, and it is asked for those that lack."""
-        return 0 in self._exchange.aggregators
-
-    @property
-    def kernel(self) -> KernelState:
-        """What the XDP program must know now."""
-        return self._control.kernel(self.holding)
-
-    # ---- from view to view
-
-    def freeze(self) -> None:
-        """Another phase or view is coming: contribute and close nothing more, but keep forwarding the token."""
-        self._control.freeze()
-
-    def carry(self) -> Carried:
-        """What goes along into the next view."""
-        return self._control.carry()
-
-    def settle(self) -> list[Action]:
-        """The survivors of a view all have the open round: it is committed (R18)."""
-        return self._control.settle()
-
-    def unit_of(self, round_: int) -> int:
-        """log2 of the unit of the open round, or of the next one."""
-        return self._control.unit_of(round_)
+class Ring(RingParts):
+    """One member's part in the ring of a phase: taking the token, forwarding it, waiting for it, retransmitting it."""
 
     # ---- reports of the agent and the node
 
@@ -149,11 +44,11 @@ class Ring:
         """Micro-batches of `round_` worth `samples` are done; others hear of it once somebody has contributed."""
         return [self._want_frame(0)] if self._control.progress(round_, samples) else []
 
-    def read(self, now: float, round_: int, digest: int) -> Steps:
+    def read(self, now: float, round_: int, digest: int, channel: int = 0) -> Steps:
         """The sum of `round_` has been read out and applied; its bank is free. `digest`: of the state after it."""
         return self._act_or_want(now) if self._control.read(round_, digest) else []
 
-    def sent(self, now: float) -> None:
+    def sent(self, now: float, channel: int = 0) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._exchange.on_sent()
         # Elsewhere the token is long gone: what this member sends says nothing of the token's owner.
@@ -161,7 +56,7 @@ class Ring:
             self._retransmission.left(now)
             self._detector.note_forwarded(now)
 
-    def go_on(self, now: float, *, saves: bool) -> Steps:
+    def go_on(self, now: float, *, saves: bool, channel: int = 0) -> Steps:
         """The lead has decided that training goes on (`OpenRound.go_on`)."""
         self._control.go_on(saves=saves)
         return self._settle(now) + self._act_or_want(now)
@@ -231,13 +126,16 @@ class Ring:
         """The kernel has taken the last fragment of a member's contribution."""
         return self._act_or_want(now)
 
-    def on_list(self, now: float, members: int, unit: int) -> Steps:
+    def on_list(self, now: float, members: int, unit: int, channel: int = 0) -> Steps:
         """The first contribution to the open round came to this host's kernel: what it says of the round."""
         return [*self._exchange.on_list(now, members, unit)]
 
-    def on_lacking(self, now: float, lacking: wire.Lacking) -> Steps:
-        """An aggregator answers what this member has asked: these have not contributed yet."""
-        return [*self._exchange.on_lacking(now, lacking)]
+    def on_lacking(self, now: float, frame: wire.Frame) -> Steps:
+        """An aggregator answers what this member has asked: some have not contributed yet."""
+        assert isinstance(frame.body, wire.Lacking)
+        if frame.header.round != self.round or wire.channel_of(frame.header.flags):
+            return []
+        return [*self._exchange.on_lacking(now, frame.body)]
 
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contribution were converted."""
@@ -252,6 +150,8 @@ class Ring:
         want, sender = frame.body, frame.header.sender
         assert isinstance(want, wire.Want)
         token, round_ = self._control.token, frame.header.round
+        if wire.channel_of(frame.header.flags):
+            return []  # there is no such channel
         early = frame.header.flags & wire.Flag.OFFERED and round_ == self.round + 1
         if token is None or sender == self.number or (round_ > self.round and not early):
             return []
@@ -298,8 +198,7 @@ class Ring:
         steps: Steps = []
         if now >= self._exchange.deadline():
             steps += self.advance(now)
-        if now >= self._announcer.due:
-            steps += [*self._announcer.repeat(now), *self._act_or_want(now)]
+        steps += self._repeat(now)
         last, delayed = self._retransmission, self._exchange.delays_token
         if last.token is not None and not delayed:
             if not last.is_newest(self._seen):
@@ -318,6 +217,12 @@ class Ring:
             self.freeze()  # the next view is proposed
             steps.append(Silent(self._control.owner))
         return steps + self._want_it(now)
+
+    def _repeat(self, now: float) -> Steps:
+        """Say again what this member has announced, if it is time to."""
+        if now < self._announcer.due:
+            return []
+        return [*self._announcer.repeat(now), *self._act_or_want(now)]
 
     def _want_it(self, now: float) -> Steps:
         """Ask for the token, if it is time to."""

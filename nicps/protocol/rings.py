@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
+from nicps.errors import WireError
 from nicps.protocol.carried import Carried
-from nicps.protocol.kernel import KernelState, Receiver
+from nicps.protocol.channels import ChannelledRing
+from nicps.protocol.kernel import ChannelledReceiver, ChannelState, KernelState, Receiver
 from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
 from nicps.protocol.ring import Ring
@@ -26,7 +29,7 @@ class Rings:
         self._receiver = receiver
         self._timings = timings
         self._timeout = timeout
-        self._round = 0  # the open one, while no ring is in force
+        self._round = 0  # the open one, while no ring is in force; of several channels the highest
         self._numbers = itertools.count(
             1
         )  # of a worker's steps and pulls, as long as this process runs
@@ -35,6 +38,16 @@ class Rings:
     def open_round(self) -> int:
         """The round that is open here; 0 before any."""
         return self.current.round if self.current is not None else self._round
+
+    @property
+    def highest_round(self) -> int:
+        """The highest open round of any channel: a phase to come begins with a later one."""
+        return max(self.current.rounds) if self.current is not None else self._round
+
+    @property
+    def opened(self) -> tuple[int, ...]:
+        """The open rounds of channels 1 and up."""
+        return self.current.rounds[1:] if self.current is not None else ()
 
     @property
     def between_phases(self) -> bool:
@@ -63,7 +76,17 @@ class Rings:
                 state.offered[1] or later.offered[1],
             ),
             clock=max(state.clock, later.clock),
+            channels=_both(state.channels, later.channels),
         )
+
+    def check(self, phase: Phase) -> None:
+        """Refuse a phase that this host's kernel cannot take part in.
+
+        Raises:
+            WireError: it has channels.
+        """
+        if phase.channels and not isinstance(self._receiver, ChannelledReceiver):
+            raise WireError("the phase has channels, and this host's kernel has none")
 
     def prepare(self, now: float, phase: Phase) -> None:
         """This host is prepared for the phase: its ring takes contributions."""
@@ -75,15 +98,17 @@ class Rings:
         self.current, self.coming = self.coming, None
         return self.current
 
-    def enter_view(self, now: float, round_: int, phase: Phase | None, carried: Carried) -> None:
-        """Another view is in force, with that open round; a phase goes on in it, or none does."""
+    def enter_view(
+        self, now: float, rounds: Sequence[int], phase: Phase | None, carried: Carried
+    ) -> None:
+        """Another view is in force, with these open rounds; a phase goes on in it, or none does."""
         self.coming = None
-        self._round = round_
+        self._round = max(rounds)
         self.current = self._make(now, phase, carried) if phase is not None else None
 
     def close(self) -> None:
         """This host stands by."""
-        self._round = self.open_round
+        self._round = self.highest_round
         self.current = self.coming = None
 
     def freeze(self) -> None:
@@ -108,4 +133,25 @@ class Rings:
         whose = phase, host.view, host.number, self._receiver, timings, self._timeout
         if phase.exchange.served:
             return ServedRing(*whose, carried, now, self._numbers)
-        return Ring(*whose, carried, now)
+        make = ChannelledRing if phase.channels else Ring
+        return make(*whose, carried, now)
+
+
+def _both(
+    now: tuple[ChannelState, ...], later: tuple[ChannelState, ...]
+) -> tuple[ChannelState, ...]:
+    """Of each channel above 0, while the phase to come is prepared: what is in force, and what is to come."""
+    common = [
+        replace(
+            state,
+            round_high=to_come.round,
+            width_next=to_come.width,
+            offered=(
+                state.offered[0] or to_come.offered[0],
+                state.offered[1] or to_come.offered[1],
+            ),
+            clock=max(state.clock, to_come.clock),
+        )
+        for state, to_come in zip(now, later, strict=False)
+    ]
+    return (*common, *now[len(common) :], *later[len(common) :])

@@ -100,7 +100,7 @@ class Served:
                 go.hear(round_)
                 steps += self._say(now, wire.Flag.GOES_ON)
         self._exchange.goes_on = go.known
-        if self._waits and self._says.due == math.inf:
+        if self._waits and self._says.due() == math.inf:
             steps += self._say(now)
         return steps + self._begin(now)
 
@@ -164,13 +164,13 @@ class Served:
 
     def deadline(self) -> float:
         """When this member repeats what it has read, as it has not heard GO."""
-        return self._says.due if self._waits else math.inf
+        return self._says.due() if self._waits else math.inf
 
     def tick(self, now: float) -> Steps:
         """Time has passed."""
         if now < self.deadline():
             return []
-        self._says.back_off()
+        self._says.back_off(now)
         return self._say(now)
 
     @property

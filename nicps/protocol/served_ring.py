@@ -71,7 +71,7 @@ class ServedRing(Ring):
         """That member has answered that it cannot do something yet."""
         self._servers.hear_refusal(now, member)
 
-    def read(self, now: float, round_: int, digest: int) -> Steps:
+    def read(self, now: float, round_: int, digest: int, channel: int = 0) -> Steps:
         """The parameters after that round have been read."""
         steps = super().read(now, round_, digest)
         return steps + self._served.read(now) + self._settle(now)

@@ -59,6 +59,7 @@ class Lacking:
     round: int
     member: int
     lacks: Lacks
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,31 +99,37 @@ class Want:
 
 
 class MarkTimer:
-    """When a member retransmits its mark of a round (`Exchange.broadcasts_marks`).
+    """When a member retransmits its offer or its mark of a round (`Exchange.broadcasts_marks`), one channel at a time.
 
-    Attributes: `due`, when it does, unless the round has been committed.
+    What is said on one channel for the first time puts off no retransmission on another one.
     """
 
     def __init__(self, timings: Timings) -> None:
-        self.due = math.inf
         self._first_s = self._interval_s = timings.repeat_s
-        self._said_at = -math.inf
+        self._said_at: dict[int, float] = {}  # by channel
+        self._repeated_at = -math.inf  # on any channel
 
-    def said(self, now: float) -> None:
+    def due(self, channel: int = 0) -> float:
+        """When it does so on that channel, unless the round has been committed."""
+        said_at = self._said_at.get(channel, math.inf)
+        return max(said_at, self._repeated_at) + self._interval_s
+
+    def said(self, now: float, channel: int = 0) -> None:
         """It has said so, or has answered who lacks it."""
-        self._said_at, self.due = now, now + self._interval_s
+        self._said_at[channel] = now
 
-    def back_off(self) -> None:
-        """The next interval is longer."""
+    def back_off(self, now: float) -> None:
+        """It says so again; the next interval is longer."""
+        self._repeated_at = now
         self._interval_s = min(self._interval_s * 2, self._first_s * _BACKOFF)
 
     def reset_interval(self) -> None:
         """It is another round's."""
         self._interval_s = self._first_s
 
-    def may_answer(self, now: float) -> bool:
+    def may_answer(self, now: float, channel: int = 0) -> bool:
         """Whether it may be said again for a member that has not heard it: answers to every copy would only grow."""
-        return now >= self._said_at + self._first_s / 4
+        return now >= self._said_at.get(channel, -math.inf) + self._first_s / 4
 
 
 class FailureDetector:

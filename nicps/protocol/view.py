@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from nicps import wire
 from nicps.errors import WireError
 from nicps.protocol.phase import Member
 
 NO_BALLOT = (0, b"")
+#: A value in a frame: itself, its list, the open rounds of channels 1 and up.
+SuccessorItems: TypeAlias = tuple[
+    tuple[wire.ViewValue, ...], tuple[wire.ViewMember, ...], tuple[wire.ViewChannel, ...]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class Successor:
 
     `follows` is the phase that goes on, by its number in the old view, or 0; `phase` is its number in the new one.
     `round` is the open round: who is still in the one before has it whole, and commits it. `seed` is what the view's
-    keys are made of; it is agreed on too, so that the view has one key whoever puts it in force.
+    keys are made of; it is agreed on too, so that the view has one key whoever puts it in force. `others`: the same as
+    `round` of channels 1 and up.
     """
 
     members: tuple[Member, ...]
@@ -86,8 +92,14 @@ class Successor:
     round: int
     unit: int
     seed: bytes
+    others: tuple[int, ...] = ()
 
-    def items(self) -> tuple[tuple[wire.ViewValue, ...], tuple[wire.ViewMember, ...]]:
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The open round of each channel."""
+        return (self.round, *self.others)
+
+    def items(self) -> SuccessorItems:
         """As it lies in a frame."""
         value = wire.ViewValue(
             mask(self.live),
@@ -102,7 +114,8 @@ class Successor:
             wire.ViewMember(m.mac, m.name.encode()[: wire.NAME_BYTES].ljust(wire.NAME_BYTES, b"\0"))
             for m in self.members
         )
-        return (value,), entries
+        channels = tuple(wire.ViewChannel.at(c, r) for c, r in enumerate(self.others, 1))
+        return (value,), entries, channels
 
     @classmethod
     def of(cls, frame: wire.Frame) -> Successor | None:
@@ -111,7 +124,7 @@ class Successor:
         Raises:
             WireError: the value cannot be meant.
         """
-        values, entries = frame.items[:2]
+        values, entries, channels = frame.items[:3]
         if not values:
             return None
         value = values[0]
@@ -122,12 +135,13 @@ class Successor:
             if isinstance(e, wire.ViewMember)
         )
         live = numbers(value.live)
+        others = rounds_of(channels)
         fits = (
             0 < len(members) <= wire.MAX_MEMBERS
             and value.lead in live
             and max(live) <= len(members)
             and len({m.mac for m in members}) == len(members)
-            and max(value.follows, value.phase, value.round) < 1 << 31
+            and max(value.follows, value.phase, value.round, *others) < 1 << 31
         )
         if not fits:
             raise WireError(f"a view of {len(members)} members cannot be {value}")
@@ -140,11 +154,26 @@ class Successor:
             value.round,
             value.unit,
             value.seed,
+            others,
         )
 
     def view(self, number: int, ballot: int) -> View:
         """The view that it becomes."""
         return View(number, self.members, self.live, self.lead, ballot, self.seed)
+
+
+def rounds_of(standings: Sequence[wire.Item]) -> tuple[int, ...]:
+    """The rounds that they name, of channels 1 and up in order.
+
+    Raises:
+        WireError: they are of other channels.
+    """
+    found = [standing for standing in standings if isinstance(standing, wire.Standing)]
+    if [standing.channel for standing in found] != list(range(1, len(found) + 1)):
+        raise WireError(f"standings of the channels {[s.channel for s in found]}")
+    if len(found) >= wire.MAX_CHANNELS:
+        raise WireError(f"standings of {len(found) + 1} channels")
+    return tuple(standing.round for standing in found)
 
 
 def numbered(h: wire.Header, network: int, sequence: int) -> wire.Header:

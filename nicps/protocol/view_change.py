@@ -13,38 +13,25 @@ Who has promised neither completes nor commits in the old view any more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nicps import wire
 from nicps.protocol.actions import Cut, Joiner, Send
 from nicps.protocol.phase import AdaptiveTimeout, Member, Timings
-from nicps.protocol.ring import Ring
 from nicps.protocol.signals import AskForLaterView, Chosen, Freeze, Steps
-from nicps.protocol.view import NO_BALLOT, Successor, View, mask, with_joiners
+from nicps.protocol.standing import COMPLETE, LEARNS, Place, Standing
+from nicps.protocol.view import (
+    NO_BALLOT,
+    Successor,
+    SuccessorItems,
+    View,
+    mask,
+    with_joiners,
+)
 
 Order = tuple[int, bytes]  # a ballot: number, proposer's MAC
-Items = tuple[tuple[wire.ViewValue, ...], tuple[wire.ViewMember, ...]]
-COMPLETE, ENDED, LEARNS, DONE = 1, 2, 4, 8  # what a vote's `complete` says
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a member stands in the view: what its promise tells."""
-
-    phase: int = 0
-    round: int = 0
-    complete: bool = False
-    decided: int = 0
-    learns: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this member stands, and the rings that it is in or prepared for, by the numbers of their phases."""
-
-    standing: Standing
-    rings: Mapping[int, Ring]
+NO_VALUE: SuccessorItems = ((), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +184,7 @@ class ViewChange:
         """
         vote = frame.body
         assert isinstance(vote, wire.Vote)
-        successor = Successor.of(frame)
+        successor, standing = Successor.of(frame), Standing.of(frame)
         if sender in self.view.live:
             self.nonces[sender] = vote.nonce
             self._met[sender] = now
@@ -212,13 +199,6 @@ class ViewChange:
                 self._take_over_at = now + rank * self._takeover_s
         elif vote.ballot == proposal.ballot:
             if vote.step == wire.ViewStep.PROPOSE:
-                standing = Standing(
-                    vote.phase,
-                    vote.round,
-                    bool(vote.complete & COMPLETE),
-                    vote.decided,
-                    bool(vote.complete & LEARNS),
-                )
                 accepted = (vote.accepted_ballot, vote.accepted_mac)
                 proposal.promises[sender] = _Promise(standing, accepted, successor)
             elif vote.step == wire.ViewStep.ACCEPT:
@@ -346,17 +326,19 @@ class ViewChange:
         follows = max(standing.phase for standing in standings.values())
         ring = place.rings.get(follows)
         first = ring.phase.first_round if ring is not None else 0
-        # Who has not seen the phase's first token has nothing of it.
+        channels = 1 + max(len(s.others) for s in standings.values() if s.phase == follows)
         places = {
-            number: (standing.round, standing.complete)
-            if standing.phase == follows
-            else (first, False)
+            number: standing.places(follows, (first,) * channels)
             for number, standing in standings.items()
         }
         survivors = frozenset(places) - self.out
-        round_ = max(place for place, _ in places.values())
-        if follows and all(places[number] == (round_, True) for number in survivors):
-            round_ += 1  # all survivors have it whole: it counts
+        rounds = []
+        for channel in range(channels):
+            here = {number: of[channel] for number, of in places.items()}
+            round_ = max(open_round for open_round, _ in here.values())
+            # All survivors have it whole: it counts.
+            whole = follows and all(here[number] == (round_, True) for number in survivors)
+            rounds.append(round_ + bool(whole))
         learners = {number for number, standing in standings.items() if standing.learns}
         fit = survivors - learners or survivors
         lead = self.view.lead if self.view.lead in fit else min(fit)
@@ -372,16 +354,17 @@ class ViewChange:
             lead=lead,
             follows=0 if joiners else follows,
             phase=max(max(s.decided, s.phase) for s in standings.values()) + 1,
-            round=round_,
-            unit=ring.unit_of(round_) if ring is not None else 0,
+            round=rounds[0],
+            unit=ring.unit_of(rounds[0]) if ring is not None else 0,
             seed=self._seed(),
+            others=tuple(rounds[1:]),
         )
 
     # ---- frames of ours
 
     def _send(self, proposal: _Proposal, place: Place) -> Send:
         step = wire.ViewStep.PROPOSE
-        items: Items = ((), ())
+        items = NO_VALUE
         if proposal.successor is not None:
             step, items = wire.ViewStep.ACCEPT, proposal.successor.items()
         body = wire.View(
@@ -394,12 +377,17 @@ class ViewChange:
             members=len(items[1]),
             values=len(items[0]),
             step=step,
+            channels=len(items[2]),
         )
         return Send(wire.Frame(self._header(place), body, items))
 
     def _vote(self, place: Place, step: int, ballot: int, proposer: bytes) -> Send:
         standing = place.standing
-        items: Items = self._successor.items() if self._successor is not None else ((), ())
+        items = self._successor.items() if self._successor is not None else NO_VALUE
+        standings = tuple(
+            wire.Standing.at(channel, round_, complete=complete)
+            for channel, (round_, complete) in enumerate(standing.others, 1)
+        )
         body = wire.Vote(
             nonce=self._fresh,
             ballot=ballot,
@@ -413,8 +401,10 @@ class ViewChange:
             accepted_mac=self._accepted[1],
             members=len(items[1]),
             values=len(items[0]),
+            channels=len(items[2]),
+            standings=len(standings),
         )
-        return Send(wire.Frame(self._header(place), body, items))
+        return Send(wire.Frame(self._header(place), body, (*items, standings)))
 
     def _header(self, place: Place) -> wire.Header:
         return self.view.header(self.number, place.standing.round)

@@ -6,6 +6,7 @@ python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of
 python -m tests.simulator --seeds 500 --exchange stripes
 python -m tests.simulator --seeds 500 --exchange servers
 python -m tests.simulator --seeds 500 --steps     of jobs whose steps take several rounds
+python -m tests.simulator --seeds 500 --channels  of phases with channels (docs/channels.md)
 python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """
 
@@ -21,8 +22,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from nicps.exchange import Exchange
-from tests.simulator import schedules
+from tests.simulator import channel_lan, schedules
 from tests.simulator.digest import digest_of_all
+from tests.simulator.lan import Lan
 
 
 class Job(NamedTuple):
@@ -32,13 +34,26 @@ class Job(NamedTuple):
     hosts: int | None = None
     series: Exchange | None = None
     steps: bool = False
+    channels: bool = False
+
+    def lan(self) -> Lan:
+        """With its faults laid out."""
+        if self.channels:
+            return channel_lan.lan_of(self.seed, self.hosts)
+        return schedules.lan_of(self.seed, self.hosts, self.series, self.steps)
+
+    def finish(self, lan: Lan) -> schedules.Outcome:
+        """Run it to its end."""
+        if isinstance(lan, channel_lan.ChannelLan):
+            return channel_lan.finish(lan)
+        return schedules.finish(lan)
 
 
 def one(job: Job) -> tuple[int, str, str]:
     """(seed, outcome, why)"""
     seed = job.seed
     try:
-        outcome = schedules.run(*job)
+        outcome = job.finish(job.lan())
     except schedules.Violation as error:
         return seed, "violation", str(error)
     except Exception as error:
@@ -48,23 +63,19 @@ def one(job: Job) -> tuple[int, str, str]:
 
 def digest(job: Job) -> tuple[int, str, str]:
     """(seed, digest, outcome), also of a seed that fails."""
-    lan = schedules.lan_of(*job)
+    lan = job.lan()
     try:
-        what = schedules.finish(lan).what
+        what = job.finish(lan).what
     except Exception as error:
         what = f"error: {error!r}"
     return job[0], lan.digest.hexdigest(), what
 
 
-def digests(
-    seeds: range, hosts: int | None, series: Exchange | None, processes: int, *, steps: bool
-) -> int:
+def digests(jobs: list[Job], processes: int) -> int:
     """Print the digest of each seed, in order, and of all."""
     found = []
     with ProcessPoolExecutor(processes) as pool:  # which ends if one of its processes is killed
-        for seed, hexdigest, what in pool.map(
-            digest, [Job(seed, hosts, series, steps) for seed in seeds]
-        ):
+        for seed, hexdigest, what in pool.map(digest, jobs):
             print(f"{seed:6} {hexdigest} {what}", flush=True)
             found.append((seed, hexdigest))
     print(f"{len(found)} seeds: {digest_of_all(found)}")
@@ -73,9 +84,9 @@ def digests(
 
 def again(job: Job, lines: int) -> int:
     """One seed, and the last lines of its trace."""
-    lan = schedules.lan_of(*job)
+    lan = job.lan()
     try:
-        outcome = schedules.finish(lan)
+        outcome = job.finish(lan)
         print(f"{outcome.what}: {outcome.why}" if outcome.why else outcome.what)
     except Exception:
         traceback.print_exc(file=sys.stdout)
@@ -96,6 +107,7 @@ def main() -> int:
     parser.add_argument(
         "--steps", action="store_true", help="of jobs whose steps take several rounds, in stripes"
     )
+    parser.add_argument("--channels", action="store_true", help="of phases with several channels")
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", type=int, default=0, metavar="LINES", help="of that one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -103,20 +115,15 @@ def main() -> int:
         "--digest", action="store_true", help="a hash of all frames and commits, by seed"
     )
     options = parser.parse_args()
+    of = options.hosts, options.exchange, options.steps, options.channels
     if options.seed is not None:
-        job = Job(options.seed, options.hosts, options.exchange, options.steps)
-        return again(job, options.trace)
+        return again(Job(options.seed, *of), options.trace)
+    jobs = [Job(seed, *of) for seed in range(options.first, options.first + options.seeds)]
     if options.digest:
-        seeds = range(options.first, options.first + options.seeds)
-        what = options.hosts, options.exchange, options.jobs
-        return digests(seeds, *what, steps=options.steps)
+        return digests(jobs, options.jobs)
     counts: collections.Counter[str] = collections.Counter()
     failed = 0
     with multiprocessing.Pool(options.jobs) as pool:
-        jobs = (
-            Job(seed, options.hosts, options.exchange, options.steps)
-            for seed in range(options.first, options.first + options.seeds)
-        )
         for at, (seed, outcome, why) in enumerate(pool.imap_unordered(one, jobs, chunksize=4), 1):
             if at % 100 == 0:
                 print(f"{at} of {options.seeds}, {failed} failed", file=sys.stderr, flush=True)

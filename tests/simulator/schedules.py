@@ -49,6 +49,18 @@ class Outcome:
     lan: Lan
 
 
+def conditions_of(rng: random.Random, part: float) -> Conditions:
+    """What a LAN does to frames: in that part of the schedules it may do something."""
+    if rng.random() >= part:
+        return Conditions()
+    return Conditions(
+        loss=rng.choice((0.0, 0.01, 0.05)),
+        duplicate=rng.choice((0.0, 0.01)),
+        jitter_s=rng.choice((0.0, 1e-4)),
+        late=rng.choice((0.0, 0.01)),
+    )
+
+
 def lan_of(
     seed: int, hosts: int | None = None, series: Exchange | None = None, steps: bool = False
 ) -> Lan:
@@ -65,14 +77,7 @@ def lan_of(
     rng = random.Random(seed)
     hosts = hosts or rng.randint(3, 9)
     alone = hosts == 2
-    conditions = Conditions()
-    if rng.random() < 0.5:
-        conditions = Conditions(
-            loss=rng.choice((0.0, 0.01, 0.05)),
-            duplicate=rng.choice((0.0, 0.01)),
-            jitter_s=rng.choice((0.0, 1e-4)),
-            late=rng.choice((0.0, 0.01)),
-        )
+    conditions = conditions_of(rng, 0.5)
     admit = rng.random() < 0.2
     more = random.Random(~seed)  # what has come later leaves older schedules as they were
     exchange = Exchange.SWITCH if more.random() < 0.4 else Exchange.BROADCAST

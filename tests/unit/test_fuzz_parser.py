@@ -258,9 +258,12 @@ def test_what_is_taken_apart_fits_together(data: st.DataObject) -> None:
     if isinstance(found.body, wire.View | wire.Vote):
         successor = refused(lambda: Successor.of(found))
         if successor is not None:
-            value, members = successor.items()
-            body = replace(found.body, values=1, members=len(members))
-            packed = wire.pack(found.header, body, value, members)
+            value, members, channels = successor.items()
+            counts = {"values": 1, "members": len(members), "channels": len(channels)}
+            if isinstance(found.body, wire.Vote):
+                counts["standings"] = 0
+            body = replace(found.body, **counts)
+            packed = wire.pack(found.header, body, value, members, channels)
             assert Successor.of(wire.unpack(packed)) == successor
     if isinstance(found.body, wire.Decision):
         check_phase(found.body, found.tail)

@@ -118,7 +118,7 @@ def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatc
         role, ring = lead.machine.roles.lead, lead.node.ring
         if role is None or ring is None or ring.phase.kind is not wire.PhaseKind.TRAIN:
             return False
-        undecided = ring.frozen or ring._control._undecided
+        undecided = ring.frozen or ring._control.word.undecided
         freed = ring.round > ring.phase.first_round and not undecided
         if not freed or not role.course._learners(wire.Stage.WAITING):
             return False

@@ -211,7 +211,7 @@ def test_the_lead_alone_gives_the_switch_up_and_nobody_is_evicted(case: str) -> 
     node = Node(VIEW.members[0].mac, "h1", "net", Kernel(), lambda: 1)
     number = 2 if case == "member" else 1
     node._host.state, node._host.view, node._host.number = NodeState.MEMBER, VIEW, number
-    ring: Any = SimpleNamespace(complete=case == "marked", phase=PHASE)
+    ring: Any = SimpleNamespace(completes=(case == "marked",), phase=PHASE)
     node.rings.current = ring if case != "between phases" else None
     found = node._carry_out(1.0, [Lacking(ROUND, 4, {0: 9, 2: 5})] * 5)
     expected = NotAdded(ROUND, Exchange.LINUX_SWITCH)

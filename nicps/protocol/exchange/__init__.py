@@ -32,11 +32,17 @@ _EXCHANGERS: dict[Exchange, type[Exchanger]] = {
 
 
 def exchanger_of(
-    phase: Phase, view: View, number: int, receiver: Receiver, timings: Timings, now: float
+    phase: Phase,
+    view: View,
+    number: int,
+    receiver: Receiver,
+    timings: Timings,
+    now: float,
+    channel: int = 0,
 ) -> Exchanger:
-    """The part of member `number` in the phase's exchange, in that view."""
+    """The part of member `number` in the phase's exchange, in that view; `receiver` is of that channel."""
     kind = phase.exchange.among(len(view.live))
-    return _EXCHANGERS[kind](kind, phase, view, number, receiver, timings, now)
+    return _EXCHANGERS[kind](kind, phase, view, number, receiver, timings, now, channel)
 
 
 __all__ = [

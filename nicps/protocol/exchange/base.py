@@ -47,8 +47,10 @@ class Exchanger(ABC):
         receiver: Receiver,
         timings: Timings,
         now: float,
+        channel: int = 0,
     ) -> None:
         self.kind = kind
+        self._channel = channel
         self.own_sent = self.conversion = self.sized = 0
         self.rest = NO_REST
         self._phase = phase
@@ -111,6 +113,9 @@ class Exchanger(ABC):
         """When `advance` must be called next; infinity if the exchange waits for nothing."""
         return math.inf
 
+    def note_urgent(self, behind: bool) -> None:  # noqa: B027
+        """Whether a round of a higher urgency is on its way here: what is sent waits for that."""
+
     def on_dropped(self) -> None:
         """The open round will not be committed in this ring: another phase or view is coming."""
         self._dropped = True
@@ -165,7 +170,7 @@ class Exchanger(ABC):
 
     def _fragments_in(self, round_: int) -> int:
         """Fragments of a contribution to that round; of the open one, if rounds have sizes of their own."""
-        return self.size or self._phase.fragments_in(round_)
+        return self.size or self._phase.fragments_in(round_, self._channel)
 
     def _send(
         self,
@@ -181,4 +186,5 @@ class Exchanger(ABC):
             return []
         self._sending += 1
         whose = self._view.number, self._phase.generation, round_
-        return [SendFragments(*whose, samples, ranges, repair, self.kind, striped)]
+        whole = SendFragments(*whose, samples, ranges, repair, self.kind, striped, self._channel)
+        return [whole]

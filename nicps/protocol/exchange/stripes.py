@@ -46,7 +46,6 @@ class StripesExchanger(Exchanger):
         self.aggregators = self._phase.aggregators(self._view.live)
         others = max(1, len(self.aggregators) - 1)
         self._window = windows.share_of(2 * others)
-        self._overtake = windows.overtaken(self._window)
         self._round_trip = RoundTrip(self._timings.repeat_s)
         self._progress = Progress(self._timings)
         self.open(0)
@@ -151,6 +150,10 @@ class StripesExchanger(Exchanger):
         self._note_vain(now, sum(count for _, count in asks))
         asked = replace(striped, type=wire.FrameType.ASK)
         return actions + self._send(self._round, 0, tuple(asks), repair=True, striped=asked)
+
+    def note_urgent(self, behind: bool) -> None:
+        """Its time counts a tenth, as long as that is so."""
+        self._progress.behind = behind
 
     def deadline(self) -> float:
         """When the next sum has not come for too long."""
@@ -283,7 +286,8 @@ class StripesExchanger(Exchanger):
 
     def _ask_for(self, now: float, stripe: Window) -> list[tuple[int, int]]:
         """The sums to ask for."""
-        return stripe.find_lost(now, self._round_trip, self._overtake, self._missing)
+        overtake = windows.overtaken(self._window)
+        return stripe.find_lost(now, self._round_trip, overtake, self._missing)
 
     def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases with channels, under seeded schedules of faults (docs/channels.md, "What the simulator drives").
+
+A seed that fails names itself: `python -m tests.simulator --seed N --channels --trace 200`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nicps.protocol.channels import ChannelledRing
+from nicps.protocol.exchange import StripesExchanger
+from nicps.protocol.offers import Offers
+from nicps.protocol.step import Step
+from nicps.protocol.token import TokenState
+from tests.simulator import channel_lan
+from tests.simulator.schedules import Violation
+
+pytestmark = pytest.mark.unit
+
+
+def run(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        try:
+            channel_lan.finish(channel_lan.lan_of(seed))
+        except Violation as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_seeds(first: int) -> None:
+    run(range(first, first + 8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 2000, 25))
+def test_more_seeds(first: int) -> None:
+    run(range(first, first + 25))
+
+
+def test_a_seed_is_the_same_twice() -> None:
+    digests = set()
+    for _ in range(2):
+        lan = channel_lan.lan_of(4)
+        channel_lan.finish(lan)
+        digests.add(lan.digest.hexdigest())
+    assert len(digests) == 1
+
+
+# ---- mistakes that are made on purpose
+
+
+def mistaken(
+    monkeypatch: pytest.MonkeyPatch, cls: type, name: str, wrong: Callable[..., Any], seed: int
+) -> None:
+    """That seed shows it."""
+    monkeypatch.setattr(cls, name, wrong)
+    with pytest.raises((Violation, StopIteration)):
+        channel_lan.finish(channel_lan.lan_of(seed))
+
+
+def test_a_lead_that_forgets_at_a_commit_that_it_saves_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = Step.note_committed
+
+    def wrong(self: Step, channel: int, counted: Mapping[int, int]) -> None:
+        note(self, channel, counted)
+        self.saves = False
+
+    mistaken(monkeypatch, Step, "note_committed", wrong, 3)
+
+
+def test_a_lead_that_waits_for_no_decision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = Step.note_committed
+
+    def wrong(self: Step, channel: int, counted: Mapping[int, int]) -> None:
+        note(self, channel, counted)
+        self.undecided = False
+
+    mistaken(monkeypatch, Step, "note_committed", wrong, 0)
+
+
+def test_a_round_with_a_list_of_its_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    closes = Offers.closes
+
+    def wrong(self: Offers, round_: int) -> bool:
+        return closes(self, round_) if self._of_step is None else bool(self.members(round_))
+
+    close = Offers.close
+
+    def list_of_all(self: Offers, token: TokenState) -> TokenState:
+        of_step, self._of_step = self._of_step, None
+        found = close(self, token)
+        self._of_step = of_step
+        return found
+
+    monkeypatch.setattr(Offers, "close", list_of_all)
+    mistaken(monkeypatch, Offers, "closes", wrong, 0)
+
+
+def test_a_view_in_which_no_list_stands_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry = ChannelledRing.carry
+    wrong = lambda self: replace(carry(self), listed=None)  # noqa: E731
+    mistaken(monkeypatch, ChannelledRing, "carry", wrong, 0)
+
+
+def test_stripes_of_the_size_of_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = lambda self, round_: self._phase.fragments_in(round_, 0)  # noqa: E731
+    mistaken(monkeypatch, StripesExchanger, "_fragments_in", wrong, 0)
