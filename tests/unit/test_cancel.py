@@ -207,3 +207,17 @@ def test_of_a_script_there_is_no_model_to_save() -> None:
     assert said[0] == "the scripts of run run are ended on all hosts"
     assert said[1].startswith("run run was cancelled; what its scripts have left is in")
     assert "batch" in announcement(BEFORE)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_before_the_first_round_nothing_is_saved_anywhere(told: bool) -> None:
+    """The round that was open has not been counted here meanwhile."""
+    before, after = look(1.0, 7, round=1), look(2.0, 7)
+    last = LastJob("run", "cancelled on h3", {}) if told else None
+    after = replace(after, state="standby", job=None, last_job=last)
+    nothing = "no round was whole yet: nothing is trained, and nothing is saved"
+    how = "job run: cancelled on h3" if told else "job run has ended"
+    assert outcome(before, after) == f"{how}; {nothing}"
+    later = replace(look(2.0, 8), state="standby", job=None, last_job=last)
+    for pair in ((before, later), (replace(before, round=2), after)):
+        assert nothing not in outcome(*pair)
