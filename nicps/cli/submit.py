@@ -165,6 +165,12 @@ def readable(value: Any) -> str:
     return str(value)
 
 
+def label_of(key: str, result: Mapping[str, Any]) -> str:
+    """A key of the result, for people: with servers a round of the network is a synchronisation."""
+    served = result.get("system", "R") != "R"
+    return key.replace("rounds", "synchronisations") if served and "rounds" in key else key
+
+
 def finish(result: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the result of a job, for people or as JSON."""
     if sys.stderr.isatty():
@@ -185,6 +191,4 @@ def finish(result: Mapping[str, Any], *, as_json: bool) -> None:
         "seconds",
         "report",
     ):
-        # With servers a round of the network is a synchronisation.
-        served = key == "rounds" and result.get("system", "R") != "R"
-        print(f"{'synchronisations' if served else key.replace('_', ' '):<18} {result[key]}")
+        print(f"{label_of(key, result).replace('_', ' '):<18} {result[key]}")

@@ -12,7 +12,7 @@ from nicps import wire
 from nicps.cli.cancel import announcement, outcome
 from nicps.errors import Cancelled, NetworkProblem
 from nicps.job import Life, LifeSettings
-from nicps.job.actions import CloseSubmission, Publish
+from nicps.job.actions import Action, CloseSubmission, NoteEvent, Publish
 from nicps.job.lead import CANCEL_S
 from nicps.session.messages import Error, LastJob, MemberStatus, Result, Status
 from tests.rooms import MAC, NoKernel
@@ -49,6 +49,24 @@ def test_the_job_is_saved_and_ends_everywhere(host: int) -> None:
     for other in lan.hosts:
         assert other.part is None and other.machine.roles.submission is None
         assert not other.machine.busy_with, "the next job can be submitted"
+
+
+def test_the_leads_time_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of the run is drawn of it. It is no alarm."""
+    noted: list[tuple[str, NoteEvent]] = []
+    carry_out = Host._do
+
+    def record(host: Host, action: Action) -> None:
+        if isinstance(action, NoteEvent) and action.kind in ("alarm", "cancelled"):
+            noted.append((host.machine.settings.name, action))
+        carry_out(host, action)
+
+    monkeypatch.setattr(Host, "_do", record)
+    lan, _ = training(hosts=3)
+    lan.at(TRAINING_S, lan.hosts[2].cancel)
+    assert schedules.finish(lan).what == "stopped"
+    ((host, event),) = noted
+    assert (host, event.kind, event.values) == ("h1", "cancelled", {"why": "cancelled on h3"})
 
 
 def test_a_frame_that_is_lost_is_sent_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from nicps.cli.submit import finish, readable
+from nicps.cli.submit import finish, label_of, readable
 
 
 def test_settings_are_read_as_they_are_given() -> None:
@@ -23,3 +23,5 @@ def test_rounds_of_the_network_are_synchronisations_of_servers(
     result = dict.fromkeys(("hosts", "test_accuracy", "weights_identical", "seconds", "report"), 1)
     finish({**result, "rounds": 11, "system": system}, as_json=False)
     assert f"{label:<18} 11" in capsys.readouterr().out.splitlines()
+    of = {"rounds": 11, "trained_rounds": 11, "system": system}
+    assert [label_of(key, of) for key in of] == [label, f"trained_{label}", "system"]
