@@ -85,7 +85,8 @@ def _is_untrained(before: Status, after: Status) -> bool:
     was, now = before.activity, after.activity
     if not before.job or _is_script(before) or was is None or now is None:
         return False
-    return before.round <= 1 and now.rounds == was.rounds and now.tests == was.tests
+    # A job that has trained ends after one round more, and its training program has told how far it is.
+    return not before.progress and (now.rounds, now.tests) == (was.rounds, was.tests)
 
 
 def _is_script(status: Status) -> bool:
