@@ -18,15 +18,17 @@ KINDS = {
     "returned": "host back, or new",
     "lead": "another host leads",
     "alarm": "alarm",
+    "cancelled": "cancelled",
     "differs": "other weights at a host",
     "test": "test",
     "view": "new view, same hosts",
 }
 SAYS = {
-    "evicted": "not in the view any more",
+    "evicted": "evicted",
     "returned": "in the view again",
     "lead": "leads from now on",
     "alarm": "alarm",
+    "cancelled": "the job was cancelled",
     "differs": "had other weights than the rest",
     "test": "test",
     "view": "new view of the same hosts",
@@ -75,7 +77,7 @@ def merge_events(told: Iterable[tuple[str, Row]]) -> list[Event]:
                 views[number] = row
         elif kind == "departs":
             departs.append((time, host, why))
-        elif kind in ("test", "alarm", "differs"):
+        elif kind in ("test", "alarm", "cancelled", "differs"):
             hosts = {"alarm": (host,), "differs": tuple(map(str, row.get("members", ())))}
             event = Event(time, round_, kind, hosts.get(kind, ()), why=why)
             key = (kind, round_, event.hosts)

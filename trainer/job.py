@@ -39,9 +39,13 @@ class Job:
     def __init__(self, folder: Path, module: ModuleType, settings: Settings, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.settings = settings
         self._module = module
-        module.__dict__["settings"] = settings
+        self.change(settings)
+
+    def change(self, settings: Settings) -> None:
+        """These are the settings from now on."""
+        self.settings = settings
+        self._module.__dict__["settings"] = settings
 
     def blame(self, function: str) -> Blame:
         """A context in which an exception is the job's, in `function`, and becomes a JobError."""

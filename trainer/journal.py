@@ -82,11 +82,12 @@ class Journal:
             clipped: of this member's gradients so far.
             tested: it was a test.
         """
-        state = self._training.state
+        state, planned = self._training.state, self._training.rounds
         values = {
             "round": round_,
-            "trained_rounds": state.round,
-            "rounds_total": self._training.rounds,
+            # With servers the last synchronisation may have more pushes than were planned.
+            "trained_rounds": state.round if planned is None else min(state.round, planned),
+            "rounds_total": planned,
             "epoch": state.epoch,
             "loss": state.loss if state.loss is None or math.isfinite(state.loss) else None,
             "accuracy": state.accuracy,

@@ -15,7 +15,7 @@ STYLE = """
 :root { color-scheme: light; --ink: #1f2933; --soft: #5b6875; --rule: #e3e7eb;
   --compute: #4878a8; --update: #28527a; --testing: #7a5ea8; --wait: #e9edf1; --send: #e8871e;
   --hold: #f6cf9f; --repair: #c02f2f; --dropped: #a9bccf; --accuracy: #2f8f5b;
-  --evicted: #c02f2f; --returned: #2f8f5b; --lead: #28527a; --alarm: #8c1d1d;
+  --evicted: #c02f2f; --returned: #2f8f5b; --lead: #28527a; --alarm: #8c1d1d; --cancelled: #8a6d1f;
   --differs: #e8871e; --away: #f9dede; }
 * { box-sizing: border-box; }
 body { margin: 0; background: #f5f7f9; color: var(--ink);
@@ -52,6 +52,7 @@ rect.lane { fill: #fbfbfc; stroke: var(--rule); stroke-width: .5; }
 .event { stroke-width: 1.1; opacity: .75; } .mark { stroke-width: 1.8; stroke-linejoin: round; }
 .evicted { stroke: var(--evicted); fill: none; } .returned { stroke: var(--returned); fill: var(--returned); }
 .lead { stroke: var(--lead); fill: var(--lead); } .alarm { stroke: var(--alarm); fill: var(--alarm); }
+.cancelled { stroke: var(--cancelled); fill: var(--cancelled); }
 .differs { stroke: var(--differs); fill: var(--differs); } .view { stroke: var(--soft); fill: none; }
 .test { stroke: var(--testing); fill: #fff; } .event.view { stroke-dasharray: 1 3; }
 .event.returned, .event.lead { stroke-dasharray: 5 3; } rect.away { fill: var(--away); }

@@ -19,7 +19,7 @@ import numpy as np
 from trainer import records, trackers, weights
 from trainer.errors import FolderError, JobError, Untraceable
 from trainer.job import Job, load
-from trainer.settings import State, check_pushes, flat
+from trainer.settings import State, check_pushes, chosen_pushes, flat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -110,7 +110,10 @@ def _prepare(
     counts = {what: len(next(iter(arrays.values()))) for what, arrays in sets.items()}
     if counts["train"] == 0:
         raise JobError("job.py: data(): there are no training samples")
-    check_pushes(job.settings, job.settings.rounds_between_tests(counts["train"]))
+    between = job.settings.rounds_between_tests(counts["train"])
+    check_pushes(job.settings, between)
+    chosen, lowered = chosen_pushes(job.settings, between)
+    job.change(chosen)
     # After the cheap errors: PyTorch takes seconds.
     branches = pack_branches(job) if packed or job.settings.packed else None
     training = training_of(job, counts["train"], branches.order() if branches else ())
@@ -174,6 +177,8 @@ def _prepare(
             prepared["orders"] = orders
     if saved is not None:
         prepared["resume"] = resumed
+    if lowered:
+        prepared["notes"] = [lowered]
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
 

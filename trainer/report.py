@@ -74,7 +74,10 @@ def _tiles(run: Run) -> str:
         tile(f"{result['fragments_added']:,}", "fragments added by the kernels")
     if "fragments_sent_again" in result:
         tile(f"{result['fragments_sent_again']:,}", "fragments sent again")
-    if not result:
+    cancelled = [event.why for event in run.events if event.kind == "cancelled"]
+    if cancelled:
+        tile("cancelled", cancelled[-1])
+    elif not result:
         tile("no result", "the run did not get to its end", bad=True)
     return tile_row(tiles)
 

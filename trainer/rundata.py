@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +71,9 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The data's name, or the folder's."""
-        return str(self.result.get("data") or self.folder.name)
+        """The data's name; without a result the job's, as the run's name has it between a date and four digits."""
+        parts = re.fullmatch(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}", self.folder.name)
+        return str(self.result.get("data") or (parts[1] if parts else self.folder.name))
 
     @property
     def training(self) -> list[Row]:

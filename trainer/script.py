@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import JobError
+from trainer.errors import FolderError, JobError
 from trainer.prepare import pack, unpack
 
 ARCHIVE, PREPARED = "job.tar", "prepared.json"
@@ -27,11 +27,21 @@ def prepare(folder: Path, out: Path, settings: dict[str, Any]) -> None:
 
     Raises:
         JobError: the folder cannot be packed, or the script is not in it.
+        FolderError: something in it cannot be read.
     """
-    script = str(settings["script"]["path"])
-    if not (folder / script).is_file():
-        raise JobError(f"there is no {script} in {folder}")
-    pack(folder, out / ARCHIVE, *FOLDER)
+    script, folder = str(settings["script"]["path"]), folder.resolve()
+    try:
+        if not (folder / script).is_file():
+            raise JobError(f"there is no {script} in {folder}")
+        pack(folder, out / ARCHIVE, *FOLDER)
+    except OSError as error:
+        path = Path(error.filename or out)
+        if not path.is_relative_to(folder):
+            raise
+        raise FolderError(
+            f"the script's whole folder {folder} goes to every host, and the training user cannot read {path}: "
+            f"{error.strerror}; put the script into a folder of its own"
+        ) from None
     prepared = {
         "job": Path(script).stem,
         "entry": "trainer.script",

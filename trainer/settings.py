@@ -19,6 +19,9 @@ EXCHANGES = ("auto", "broadcast", "stripes", "switch")
 SYSTEMS = ("R", "S", "B")
 MOST_SERVERS = 63  # of a network of 64 hosts, in which one trains
 MOST_PUSHES = 2**31 - 1
+SYNC_EVERY = (
+    64  # pushes from one synchronisation to the next, where `sync_every` is not set (T of S4)
+)
 MIN_MICRO_BATCHES = 10  # R13
 
 
@@ -63,7 +66,8 @@ class Settings:
     system: "R", the ring: all hosts add up gradients, round by round; "S": servers hold the parameters, and workers
         push steps to them when they have one; "B": each step is averaged at the servers (`sync_every` is 1), and a
         worker gets half of the parameters from a partner. `quorum` is 1 with both.
-    sync_every: S: pushes after which the steps of all workers are averaged (T); 1: each step is; 0: none ever.
+    sync_every: S: pushes after which the steps of all workers are averaged (T); 1: each step is; 0: none ever. None:
+        `SYNC_EVERY`, or the rounds between two tests where these are fewer.
     servers: S, B: how many hosts serve, the first ones, or their names, separated by commas.
     servers_train: S: servers have a share of the batch, too; their processors train while their kernels serve.
     staleness: S: a push counts 1 / staleness (S3); False: all count alike.
@@ -98,7 +102,7 @@ class Settings:
     tracker_dir: str | None = None
     stall_s: float = 60.0
     system: str = "R"
-    sync_every: int = 64
+    sync_every: int | None = None
     servers: str = "1"
     servers_train: bool = False
     staleness: bool = True
@@ -172,7 +176,7 @@ def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
     merged = implied(dataclasses.replace(settings, **changes, slow=slow))
     if merged.served and changes.get("quorum", 1.0) != 1:
         raise JobError(_wrong("quorum", changes["quorum"], f"1, as system is {merged.system}"))
-    if merged.packed and changes.get("sync_every", 1) != 1:
+    if merged.packed and changes.get("sync_every") not in (None, 1):
         raise JobError(_wrong("sync_every", changes["sync_every"], "1, as system is B"))
     check(merged)
     return merged
@@ -235,7 +239,7 @@ def check(settings: Settings) -> None:
         if not factor >= 1:
             raise JobError(f"setting slow.{host} is {factor}; it must be at least 1")
     _demand(settings, "system", settings.system in SYSTEMS, " or ".join(SYSTEMS))
-    few = 0 <= settings.sync_every <= MOST_PUSHES
+    few = settings.sync_every is None or 0 <= settings.sync_every <= MOST_PUSHES
     _demand(settings, "sync_every", few, f"from 0 to {MOST_PUSHES}")
     _demand(settings, "servers", _are_servers(settings.servers), _SERVERS)
     if settings.served:
@@ -248,13 +252,30 @@ def check_pushes(settings: Settings, between: int) -> None:
     `between` two tests are so many rounds, and a round is one push of each worker. So this holds whoever leaves.
 
     Raises:
-        JobError: T is above that.
+        JobError: T is set, and above that.
     """
-    if settings.served and settings.sync_every > between:
+    if settings.served and settings.sync_every is not None and settings.sync_every > between:
         raise JobError(
             f"setting sync_every is {settings.sync_every}; it must be at most {between}, as there is a test every "
-            f"{between} rounds: raise test_every, or lower sync_every"
+            f"{between} rounds, which are {between} pushes if one worker is left: raise test_every, lower sync_every, "
+            "or leave it out"
         )
+
+
+def chosen_pushes(settings: Settings, between: int) -> tuple[Settings, str]:
+    """S4: with a `sync_every` where servers hold the parameters and it is not set; and a text if it is no usual one.
+
+    Args:
+        between: rounds between two tests.
+    """
+    if not settings.served or settings.sync_every is not None:
+        return settings, ""
+    every = min(SYNC_EVERY, between)
+    lowered = (
+        f"sync_every is not set, and is {every} in place of {SYNC_EVERY}, as there is a test every "
+        f"{between} rounds"
+    )
+    return dataclasses.replace(settings, sync_every=every), lowered if every < SYNC_EVERY else ""
 
 
 _SERVERS = f"a number from 1 to {MOST_SERVERS}, or names of hosts separated by commas, each once"

@@ -18,6 +18,7 @@ SHAPE_OF = {
     "returned": "up",
     "lead": "diamond",
     "alarm": "flag",
+    "cancelled": "flag",
     "differs": "square",
     "test": "circle",
     "view": "tick",

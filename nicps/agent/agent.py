@@ -35,7 +35,7 @@ from nicps.agent.records import TimeLine
 from nicps.agent.scripts import Scripts
 from nicps.agent.served_room import ServedRoom
 from nicps.agent.settings import AgentSettings
-from nicps.agent.status import status_of
+from nicps.agent.status import note_pushes, status_of
 from nicps.agent.stores import Stores
 from nicps.agent.tally import Tally
 from nicps.auth import Sequences, nonce
@@ -176,6 +176,7 @@ class Agent:
             self._exporter.serve(status)
 
         def note_commit(action: act.NoteCommit) -> None:
+            note_pushes(self.life, tally)
             tally.note_commit(driver.now, action, self.life.node.members)
             executor.note_commit(action)
 

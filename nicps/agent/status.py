@@ -31,6 +31,7 @@ def status_of(
         preparing: the submission that is not in the network yet.
         run: the run of `nicps run`, once its scripts have begun.
     """
+    note_pushes(life, tally)
     node, publisher, part = life.node, life.roles.publisher, life.part
     runs = run is not None and (part is None or part.group)  # the group is that of its scripts
     ring = node.ring
@@ -51,6 +52,7 @@ def status_of(
                 member.name,
                 state,
                 is_self=member.number == node.number,
+                role=_role_of(node, member.number),
             )
         )
     return Status(
@@ -131,7 +133,25 @@ def _activity_of(
         traffic=Traffic(*traffic) if traffic is not None else None,
         preparing=preparing,
         script=script,
+        pushes=tally.pushes,
     )
+
+
+def note_pushes(life: Life, tally: Tally) -> None:
+    """With parameter servers most samples are in pushes, between the rounds that count: count those of this host."""
+    part, number = life.part, life.node.number
+    phase = part.served.phase if part is not None else None
+    if part is not None and phase is not None and phase.shares[number - 1]:
+        mac = life.node.members[number - 1].mac
+        tally.note_pushes(part.id, part.finish.pushes, phase.shares[number - 1], mac)
+
+
+def _role_of(node: Node, number: int) -> str:
+    """What a member does in a job with parameter servers, as far as this host knows."""
+    phase = node.phase_in_force
+    if phase is None or phase.serving is None or number not in node.view.live:
+        return ""
+    return "server" if number in phase.serving.servers else "worker"
 
 
 def awaited(node: Node) -> frozenset[int]:

@@ -34,6 +34,11 @@ class Tally:
         self.samples_of: Counter[bytes] = Counter()
         self.asked_of: Counter[bytes] = Counter()
         self.resent_to: Counter[bytes] = Counter()
+        self.pushes = 0
+        self._pushed = "", 0  # a job, and this host's pushes in it
+        self._ahead: dict[
+            bytes, int
+        ] = {}  # samples of this host's pushes that the next commit counts again
         self._live: frozenset[bytes] = frozenset()  # of the last view
         self._last: tuple[int, float] | None = (
             None  # a step's last round, and when it was committed
@@ -47,13 +52,28 @@ class Tally:
             return
         self.rounds += 1
         for number, samples in commit.counted.items():
-            self.samples += samples
-            self.samples_of[members[number - 1].mac] += samples
+            mac = members[number - 1].mac
+            self._count(mac, max(0, samples - self._ahead.pop(mac, 0)))
         if last is not None and commit.round == last[0] + commit.rounds:
             seconds = max(0.0, now - last[1])
             self.round_counts[bisect_left(BOUNDS, seconds)] += 1
             self.round_seconds += seconds
         self._last = commit.round, now
+
+    def note_pushes(self, job: str, pushes: int, share: int, mac: bytes) -> None:
+        """This host has pushed so many steps to parameter servers in that job, now each of so many samples."""
+        before = self._pushed[1] if self._pushed[0] == job else 0
+        if self._pushed[0] != job:
+            self._ahead.clear()
+        self._pushed = job, pushes
+        samples = (pushes - before) * share
+        self.pushes += pushes - before
+        self._count(mac, samples)
+        self._ahead[mac] = self._ahead.get(mac, 0) + samples
+
+    def _count(self, mac: bytes, samples: int) -> None:
+        self.samples += samples
+        self.samples_of[mac] += samples
 
     def note_view(self, action: EnterView) -> None:
         """Another list is in force. A network that has just formed has lost no member."""

@@ -15,6 +15,7 @@ from nicps.session.messages import AskStatus, Cancel, Ok, Status
 
 _LIMIT_S = 90.0  # the agents take 60 s for the end of the batch, and a few to agree
 _POLL_S = 0.1
+_NOTHING = "no round was whole yet: nothing is trained, and nothing is saved"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,8 +62,10 @@ def announcement(before: Status) -> str:
 
 def outcome(before: Status, after: Status) -> str:
     """A line about the job's end, as far as this host knows."""
-    last = after.last_job
+    last, nothing = after.last_job, _is_untrained(before, after)
     if last is not None and last != before.last_job:
+        if last.error and nothing:
+            return f"job {last.job_id or '-'}: {last.error}; {_NOTHING}"
         return (
             f"job {last.job_id or '-'}: {last.error or 'it was done before it could be cancelled'}"
         )
@@ -71,8 +74,19 @@ def outcome(before: Status, after: Status) -> str:
             f"run {before.job} was cancelled; what its scripts have left is in the folder of runs of"
             " each host"
         )
+    if nothing:
+        return f"job {before.job} has ended; {_NOTHING}"
     leads = [member.name for member in before.members if member.number == before.lead]
     return f"job {before.job} has ended; {leads[0] if leads else 'its lead'} has what was saved"
+
+
+def _is_untrained(before: Status, after: Status) -> bool:
+    """Whether the job has ended before its first round was committed, so that it had nothing to save."""
+    was, now = before.activity, after.activity
+    if not before.job or _is_script(before) or was is None or now is None:
+        return False
+    # A job that has trained ends after one round more, and its training program has told how far it is.
+    return not before.progress and (now.rounds, now.tests) == (was.rounds, was.tests)
 
 
 def _is_script(status: Status) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from nicps import wire
 from nicps.cli.arguments import add_data, parse_size
-from nicps.cli.submit import parse_settings
+from nicps.cli.submit import label_of, parse_settings, readable
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
     Lab,
@@ -435,7 +435,7 @@ def _run(args: argparse.Namespace) -> int:
     result = outcome.result
     if result is not None:
         if not args.json:
-            for line in _aligned([(key, str(value)) for key, value in result.items()]):
+            for line in _aligned([(label_of(k, result), readable(v)) for k, v in result.items()]):
                 print(line)
         print(json.dumps(result), flush=True)
         if outcome.exit_code == 0 and result.get("weights_identical") is False:

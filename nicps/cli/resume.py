@@ -75,6 +75,7 @@ def find(runs: Path, name: str | None) -> Path:
         return folder  # the checkpoint's own folder, as messages name it
     if not (folder / "checkpoint" / "checkpoint.npz").is_file():
         raise UsageProblem(
-            f"{folder} holds no checkpoint: it is on the host that led the job, or that was left without a majority"
+            f"{folder} holds no checkpoint: the job ended before one was written, or it is on the host that led the"
+            " job, or that was left without a majority"
         )
     return folder / "checkpoint"

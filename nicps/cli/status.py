@@ -12,6 +12,7 @@ import orjson
 
 from nicps.cli.arguments import add_socket
 from nicps.cli.submit import progress_line
+from nicps.cli.topframe import STATES
 from nicps.session.commands import ask, connect
 from nicps.session.fields import values
 from nicps.session.messages import AskStatus, Status
@@ -53,7 +54,7 @@ def text(status: Status) -> str:
         f"key        {'yes' if status.keyed else 'no: every host on this LAN is trusted'}",
         f"state      {status.state}{' · ' + status.phase if status.phase else ''}",
         f"view       {status.view}",
-        f"round      {status.round}",
+        f"open round {status.round}",
     ]
     if status.trouble:
         lines.append(f"trouble    {status.trouble}")
@@ -66,7 +67,7 @@ def text(status: Status) -> str:
     if status.job:
         lines.append(f"job        {status.job}")
         if status.progress:
-            lines.append(f"progress   {progress_line(status.progress)}")
+            lines.append(f"progress   training {progress_line(status.progress)}")
     if status.other_job:
         lines.append(
             f"other job  {status.other_job}: without this host, which takes part in the next"
@@ -78,14 +79,15 @@ def text(status: Status) -> str:
         accuracy = result.get("test_accuracy")
         tested = f"test accuracy {accuracy}" if accuracy is not None else "done"
         outcome = last.error or done or tested
-        lines.append(f"last job   {last.job_id or '-'}: {outcome}")
+        lines.append(f"last job   {last.job_id or 'was refused'}: {outcome}")
     if status.members:
         width = max(len(m.name) for m in status.members)
         lines.append("")
         lines.append(f"{'no':>3}  {'name':<{max(width, 4)}}  {'mac':<17}  state")
         for m in status.members:
             leads = status.state == "member" and m.number == status.lead
-            marks = ["this host"] * m.is_self + ["lead"] * leads
+            marks = ["this host"] * m.is_self + ["lead"] * leads + [m.role] * bool(m.role)
+            state = STATES.get(m.state, m.state)
             mark = f"  ({', '.join(marks)})" if marks else ""
-            lines.append(f"{m.number:>3}  {m.name:<{max(width, 4)}}  {m.mac}  {m.state}{mark}")
+            lines.append(f"{m.number:>3}  {m.name:<{max(width, 4)}}  {m.mac}  {state}{mark}")
     return "\n".join(lines) + "\n"

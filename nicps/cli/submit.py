@@ -101,7 +101,7 @@ def submit(args: argparse.Namespace, job: Submit) -> int:
 def _follow(channel: Channel, args: argparse.Namespace) -> int:
     for message in follow(channel):
         if isinstance(message, Result):
-            _finish(message.result, args.json)
+            finish(message.result, as_json=args.json)
             return 0 if message.result.get("weights_identical", True) else 5
         if args.wait:
             show(message)
@@ -156,7 +156,23 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def _finish(result: Mapping[str, Any], as_json: bool) -> None:
+def readable(value: Any) -> str:
+    """A value of the result, for people: settings as `key=value`, those that are not set left out."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={readable(of)}" for key, of in value.items() if of is not None)
+    if isinstance(value, list):
+        return " ".join(map(readable, value))
+    return str(value)
+
+
+def label_of(key: str, result: Mapping[str, Any]) -> str:
+    """A key of the result, for people: with servers a round of the network is a synchronisation."""
+    served = result.get("system", "R") != "R"
+    return key.replace("rounds", "synchronisations") if served and "rounds" in key else key
+
+
+def finish(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print the result of a job, for people or as JSON."""
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if as_json:
@@ -175,4 +191,4 @@ def _finish(result: Mapping[str, Any], as_json: bool) -> None:
         "seconds",
         "report",
     ):
-        print(f"{key.replace('_', ' '):<18} {result[key]}")
+        print(f"{label_of(key, result).replace('_', ' '):<18} {result[key]}")

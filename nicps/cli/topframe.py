@@ -19,6 +19,8 @@ _LABEL = 10  # columns
 _REASONS = 5  # of the XDP program's counters, those that rise fastest
 _AWAITED_OFTEN = 0.5  # the part of the statuses
 
+#: Members' states for people, where they differ from the status: a host that leaves is struck off as one that is lost.
+STATES = {"left": "evicted"}
 
 #: What the training program reports, by the line that shows it: a name, the key, the form.
 _REPORTED = {
@@ -114,7 +116,7 @@ def members_of(looks: Looks) -> list[MemberRow]:
             MemberRow(
                 member.number,
                 plain(member.name),
-                member.state,
+                STATES.get(member.state, member.state),
                 looks.awaited(member.number),
                 looks.rate(samples),
                 of.asked,
@@ -128,6 +130,7 @@ def members_of(looks: Looks) -> list[MemberRow]:
 def _marks(status: Status, member: MemberStatus, awaited: bool) -> str:
     leads = status.state == "member" and member.number == status.lead
     marks = ["waited for"] * awaited + ["lead"] * leads + ["this host"] * member.is_self
+    marks += [member.role] * bool(member.role)
     return ", ".join(marks)
 
 
@@ -164,9 +167,8 @@ def _job_rows(looks: Looks) -> Iterator[Row]:
         return
     if status.job is None:
         last = status.last_job
-        done = (
-            f"none; the last one, {last.job_id or '-'}: {last.error or 'done'}" if last else "none"
-        )
+        which = f", {last.job_id}" if last and last.job_id else " was refused"
+        done = f"none; the last one{which}: {last.error or 'done'}" if last else "none"
         yield Row("job", plain(done))
         return
     how = " ".join(part for part in (activity.exchange, activity.lane) if part)
@@ -174,6 +176,8 @@ def _job_rows(looks: Looks) -> Iterator[Row]:
     total = told.get("rounds_total")
     parts = [f"{told.get('trained_rounds', status.round)}" + (f" of {total}" if total else "")]
     parts.append(f"{_number(looks.rate(lambda _, a: a.rounds))} rounds/s")
+    if activity.pushes:  # S: rounds are counted at synchronisations only
+        parts.append(f"{_number(looks.rate(lambda _, a: a.pushes))} pushes/s here")
     parts.append(f"{_number(looks.rate(lambda _, a: a.samples))} samples/s")
     if (seconds := looks.round_seconds()) is not None:
         parts.append(f"{1000 * seconds:.1f} ms a round")
@@ -280,9 +284,9 @@ def frame(looks: Looks, height: int, note: str = "") -> RenderableType:
         Text(f"{told} (XDP {status.xdp_mode}), {key}", "bold reverse"),
         Text(f"up {_clock(looks.activity.uptime_s)}{note}", "dim"),
     )
-    upper = Table.grid(padding=(0, 2))
+    upper = Table.grid(expand=True, padding=(0, 2))
     upper.add_column(style="cyan", no_wrap=True, width=_LABEL)
-    upper.add_column(no_wrap=True, overflow="ellipsis")
+    upper.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     lines = rows(looks)
     for row in lines:
         upper.add_row(row.label, Text(row.text, row.style))
@@ -302,7 +306,11 @@ def _members_table(members: Sequence[MemberRow], room: int) -> Table:
         table.add_column(title, no_wrap=True, overflow="ellipsis", **options)
     shown = members if len(members) <= room else members[: room - 1]
     for m in shown:
-        style = "red" if m.state == "left" else ("yellow" if m.awaited >= _AWAITED_OFTEN else "")
+        style = (
+            "red"
+            if m.state == STATES["left"]
+            else ("yellow" if m.awaited >= _AWAITED_OFTEN else "")
+        )
         cells = (
             str(m.number),
             m.name,

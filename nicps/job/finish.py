@@ -91,6 +91,11 @@ class Finish:
         served.stalest = max(served.stalest, *staleness, 0)
 
     @property
+    def pushes(self) -> int:
+        """Steps of this host that servers have added (S2)."""
+        return self._served.pushes
+
+    @property
     def kept(self) -> bool:
         """Whether the program's files are in the run's folder."""
         return self._answer is not None

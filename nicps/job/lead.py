@@ -180,8 +180,9 @@ class Lead:
             return [self._open(purpose, Folder.WORK, part.prepared["files"])]
         assert submission is not None
         self._mark = now
-        warning = self._find_unknown_hosts(submission.settings)
-        return [*warning, self._open(purpose, Folder.PREPARED, submission.files)]
+        warnings = self._find_unknown_hosts(submission.settings)
+        warnings += [PublishEvent("warning", {"message": one_line(n)}) for n in submission.notes]
+        return [*warnings, self._open(purpose, Folder.PREPARED, submission.files)]
 
     def _find_unknown_hosts(self, settings: Mapping[str, Any]) -> Orders:
         """Warn of a setting `slow.HOST` for a host that is not there, since it may be a slip."""

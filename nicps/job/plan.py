@@ -108,7 +108,7 @@ class Plan:
             script=is_script(settings),
             steps=steps,
             servers=servers,
-            every=int(settings.get("sync_every", SYNC_EVERY)),
+            every=SYNC_EVERY if (every := settings.get("sync_every")) is None else int(every),
             staleness=bool(settings.get("staleness", True)),
             sets=second_begins(settings, sets),
         )

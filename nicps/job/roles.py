@@ -335,7 +335,8 @@ class Roles:
         self._drop_lead()
         alarmed, cancelled = stop.settings.get("alarm"), stop.settings.get("cancelled")
         kept = part if alarmed or cancelled else None
-        noted = [kept.note_event("alarm", why=message)] if kept is not None and alarmed else []
+        kind = "alarm" if alarmed else "cancelled"
+        noted = [kept.note_event(kind, why=message)] if kept is not None else []
         saved = bool(stop.settings.get("saved"))
         ended = self.end_part("the job is done" if ok else message, bool(kept), saved)
         orders: Orders = [*noted, *launched, *ended]

@@ -38,7 +38,7 @@ class Steps:
         trains = phase.kind is wire.PhaseKind.TRAIN
         if not (trains and several):
             self.trained += trains and mine
-            return [NoteCommit(commit.round, not trains, {} if phase.sized else commit.counted)]
+            return [NoteCommit(commit.round, not trains, _samples_of(commit))]
         if mine:
             self._counted = {number: phase.shares[number - 1] for number in commit.counted}
             self._rounds, self._last = self._rounds + 1, commit.round
@@ -55,3 +55,11 @@ class Steps:
     def forget_part(self) -> None:
         """Another member's state is loaded: the step that was under way is not this program's."""
         self._rounds = 0
+
+
+def _samples_of(commit: Committed) -> Mapping[int, int]:
+    """Counted in a round, by member; with parameter servers steps are counted, of a share each."""
+    phase = commit.phase
+    if phase.serving is not None:
+        return {number: n * phase.shares[number - 1] for number, n in commit.counted.items()}
+    return {} if phase.sized else commit.counted

@@ -65,6 +65,12 @@ class Submission:
         return settings
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What the preparation has chosen, for the user."""
+        notes = self.prepared.get("notes", ())
+        return [str(note) for note in notes] if isinstance(notes, list) else []
+
+    @property
     def about(self) -> dict[str, Any]:
         """The entries for the result."""
         return {"data": self.prepared.get("data"), "settings": self.prepared.get("settings")}

@@ -98,3 +98,4 @@ class Activity:
     script: Annotated[
         bool, Field(FLAG, "whether the job that is under way is a run of `nicps run` (docs/run.md)")
     ] = False
+    pushes: Annotated[int, Field(COUNT, "steps of this host that parameter servers have added")] = 0

@@ -222,6 +222,10 @@ class MemberStatus:
         ),
     ]
     is_self: Annotated[bool, Field(FLAG, "this host", key="self")]
+    role: Annotated[
+        str,
+        Field(TEXT, "`server` or `worker` in a job with parameter servers; empty otherwise"),
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)

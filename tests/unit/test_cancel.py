@@ -12,7 +12,7 @@ from nicps import wire
 from nicps.cli.cancel import announcement, outcome
 from nicps.errors import Cancelled, NetworkProblem
 from nicps.job import Life, LifeSettings
-from nicps.job.actions import CloseSubmission, Publish
+from nicps.job.actions import Action, CloseSubmission, NoteEvent, Publish
 from nicps.job.lead import CANCEL_S
 from nicps.session.messages import Error, LastJob, MemberStatus, Result, Status
 from tests.rooms import MAC, NoKernel
@@ -49,6 +49,24 @@ def test_the_job_is_saved_and_ends_everywhere(host: int) -> None:
     for other in lan.hosts:
         assert other.part is None and other.machine.roles.submission is None
         assert not other.machine.busy_with, "the next job can be submitted"
+
+
+def test_the_leads_time_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of the run is drawn of it. It is no alarm."""
+    noted: list[tuple[str, NoteEvent]] = []
+    carry_out = Host._do
+
+    def record(host: Host, action: Action) -> None:
+        if isinstance(action, NoteEvent) and action.kind in ("alarm", "cancelled"):
+            noted.append((host.machine.settings.name, action))
+        carry_out(host, action)
+
+    monkeypatch.setattr(Host, "_do", record)
+    lan, _ = training(hosts=3)
+    lan.at(TRAINING_S, lan.hosts[2].cancel)
+    assert schedules.finish(lan).what == "stopped"
+    ((host, event),) = noted
+    assert (host, event.kind, event.values) == ("h1", "cancelled", {"why": "cancelled on h3"})
 
 
 def test_a_frame_that_is_lost_is_sent_again() -> None:
@@ -207,3 +225,17 @@ def test_of_a_script_there_is_no_model_to_save() -> None:
     assert said[0] == "the scripts of run run are ended on all hosts"
     assert said[1].startswith("run run was cancelled; what its scripts have left is in")
     assert "batch" in announcement(BEFORE)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_before_the_first_round_nothing_is_saved_anywhere(told: bool) -> None:
+    """The round that was open has not been counted here meanwhile."""
+    before, after = look(1.0, 7), look(2.0, 7)
+    last = LastJob("run", "cancelled on h3", {}) if told else None
+    after = replace(after, state="standby", job=None, last_job=last)
+    nothing = "no round was whole yet: nothing is trained, and nothing is saved"
+    how = "job run: cancelled on h3" if told else "job run has ended"
+    assert outcome(before, after) == f"{how}; {nothing}"
+    later = replace(look(2.0, 8), state="standby", job=None, last_job=last)
+    for pair in ((before, later), (replace(before, progress={"trained_rounds": 1}), after)):
+        assert nothing not in outcome(*pair)

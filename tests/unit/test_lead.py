@@ -129,6 +129,14 @@ def test_a_setting_for_a_host_that_is_not_there(leader: Leader) -> None:
     assert [member.name for member in MEMBERS] == ["h1", "h2", "h3"]
 
 
+def test_what_the_preparation_has_chosen_is_said(leader: Leader) -> None:
+    prepared = {"files": [], "settings": {}, "notes": ["sync_every is\n3", 4]}
+    submission = Submission(1, "job", prepared)
+    leader.do(leader.lead.open_hand_out(0.0, "job", leader.host.part, submission))
+    told = [PublishEvent("warning", {"message": text}) for text in ("sync_every is 3", "4")]
+    assert leader.host.found(PublishEvent) == told
+
+
 @pytest.mark.parametrize(("script", "does"), [(False, "trains"), (True, "runs the script")])
 def test_a_host_that_is_alone_says_so(leader: Leader, script: bool, does: str) -> None:
     leader.lead.plan = Plan("job", 8, 16, script=script)

@@ -98,6 +98,29 @@ def test_who_leads() -> None:
     assert "lead" not in text(status(state="standby"))
 
 
+def test_who_serves_and_who_is_evicted() -> None:
+    served = [
+        {**member, **more}
+        for member, more in zip(
+            MEMBERS, ({"role": "server"}, {"role": "worker"}, {"state": "left"}), strict=True
+        )
+    ]
+    lines = text(status(members=served)).splitlines()
+    assert lines[-3].endswith("train  (lead, server)")
+    assert lines[-2].endswith("train  (this host, worker)")
+    assert lines[-1].endswith("  evicted")
+
+
+def test_the_rounds_of_the_network_and_of_training() -> None:
+    lines = text(status(round=36, progress={"round": 35, "trained_rounds": 33})).splitlines()
+    assert "open round 36" in lines and "progress   training round 33" in lines
+
+
+def test_a_job_that_was_refused_has_no_name() -> None:
+    lines = text(status(job=None, last_job={"job_id": "", "error": "no", "result": {}}))
+    assert "last job   was refused: no" in lines.splitlines()
+
+
 def test_whether_there_is_a_key() -> None:
     assert "key        yes" in text(status()).splitlines()
     assert "key        no: every host on this LAN is trusted" in text(status(keyed=False))

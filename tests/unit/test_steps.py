@@ -22,6 +22,7 @@ from nicps.job.steps import Steps
 from nicps.protocol import Phase
 from nicps.protocol.actions import Answered, Committed
 from nicps.protocol.admission import Joiner
+from nicps.protocol.serving import Serving
 from nicps.session.shared_form import has_steps
 from nicps.steps import Step, StepEnded, room_of
 from tests.ring_parts import START, VIEW
@@ -132,6 +133,15 @@ def test_a_step_is_counted_once_its_last_sum_is_applied() -> None:
     steps.forget_part()
     steps.commit(committed(11, 1, 2, 3), mine=True, several=True)
     assert steps.read(11, "d") == [NoteCommit(11, False, {1: 10, 2: 10, 3: 10}, 1)]
+
+
+def test_with_servers_samples_are_those_of_all_steps() -> None:
+    """What is counted there are steps, each of its worker's share."""
+    served = replace(PHASE, sized=False, serving=Serving((3,), 64))
+    commit = replace(committed(5, 1, phase=served), counted={1: 4, 2: 3})
+    assert Steps().commit(commit, mine=True, several=False) == [
+        NoteCommit(5, False, {1: 40, 2: 30})
+    ]
 
 
 def test_a_step_of_one_round_is_counted_with_its_commit() -> None:

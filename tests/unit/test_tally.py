@@ -65,3 +65,18 @@ def test_repairs_are_whose_stripe_it_is() -> None:
     switch = replace(striped, aggregators=(0,))
     tally.note_repairs(replace(asks, striped=switch), PHASE, MEMBERS)
     assert tally.asked_of.total() == 3
+
+
+def test_pushes_count_once() -> None:
+    """Between the rounds that count, and not again in them; a round that is dropped takes nothing away."""
+    tally = Tally(0.0)
+    tally.note_pushes("run-1", 3, 10, A)
+    assert (tally.pushes, tally.samples, tally.rounds) == (3, 30, 0)
+    tally.note_commit(1.0, NoteCommit(1, False, {1: 40, 2: 50}), MEMBERS)
+    assert tally.samples_of == {A: 40, B: 50} and tally.samples == 90
+    tally.note_pushes("run-1", 5, 10, A)
+    tally.note_commit(1.0, NoteCommit(2, False, {}), MEMBERS)  # sync_every=0
+    assert tally.samples_of[A] == 60
+    tally.note_pushes("run-2", 1, 20, A)
+    tally.note_commit(1.0, NoteCommit(1, False, {1: 40}), MEMBERS)
+    assert (tally.pushes, tally.samples_of[A]) == (6, 100)

@@ -23,7 +23,7 @@ from rich.console import Console
 from nicps import cli
 from nicps.cli.topframe import Looks, frame, members_of
 from nicps.session.activity import Activity, MemberActivity, Seconds, Traffic
-from nicps.session.messages import Status
+from nicps.session.messages import LastJob, Status
 from tests.unit.test_status_cli import MEMBERS, status
 
 COUNTERS = {"added": 0, "stored": 0, "malformed": 7}
@@ -118,7 +118,31 @@ def test_figures_are_whole_in_eighty_columns() -> None:
 
 def test_a_member_that_has_left() -> None:
     left = [{**MEMBERS[0], "state": "left"}, *MEMBERS[1:]]
-    assert "2 of 3 members" in line(shown([look(1.0, 1, members=left)]), "state")
+    lines = shown([look(1.0, 1, members=left)])
+    assert "2 of 3 members" in line(lines, "state")
+    assert lines[-3].split()[:3] == ["1", "h1", "evicted"]
+
+
+def test_pushes_to_servers() -> None:
+    """Rounds are seldom there, and members are servers or workers."""
+    served = [{**MEMBERS[0], "role": "server"}, *({**m, "role": "worker"} for m in MEMBERS[1:])]
+    looks = [look(at, 1, members=served) for at in (1.0, 2.0)]
+    assert looks[1].activity is not None
+    looks[1] = replace(looks[1], activity=replace(looks[1].activity, pushes=12, samples=64 + 600))
+    lines = shown(looks, 100)
+    assert "0.0 rounds/s  12 pushes/s here  600 samples/s" in line(lines, "round")
+    assert [text.split()[-1] for text in lines[-3:]] == ["server", "worker", "worker"]
+    assert "pushes" not in line(shown([look(1.0, 1)]), "round")
+
+
+@pytest.mark.parametrize("job_id", ["", "run-1"])
+def test_a_long_text_is_cut_and_labels_are_not(job_id: str) -> None:
+    of = replace(look(1.0), job=None, last_job=LastJob(job_id, "setting " * 40, {}))
+    lines = shown([of], 100)
+    told = line(lines, "job")
+    assert told.startswith(f"job         none; the last one{', run-1' * bool(job_id)}")
+    assert (" was refused: setting" in told) == (not job_id) and told.endswith("…")
+    assert line(lines, "state") and line(lines, "nicps sent") and line(lines, "interface")
 
 
 def test_what_the_training_program_reports() -> None:

@@ -120,7 +120,21 @@ def test_more_pushes_to_a_synchronisation_than_rounds_to_a_test(tmp_path: Path) 
     message = "setting sync_every is 4; it must be at most 3, as there is a test every 3 rounds"
     with pytest.raises(JobError, match=message):
         prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 4})
-    assert prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 3})["files"]
+    prepared = prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 3})
+    assert prepared["settings"]["sync_every"] == 3 and "notes" not in prepared
+
+
+def test_pushes_to_a_synchronisation_that_are_not_set(tmp_path: Path) -> None:
+    """S4: 30 records are one or two rounds. What is chosen is in the settings that all hosts get, and is said."""
+    job = make(tmp_path / "job")
+    for settings, every in (({"batch": 15}, 2), ({"test_every": 64}, 64), ({"test_every": 90}, 64)):
+        prepared = prepare(job, tmp_path / "out", None, {"system": "S", **settings})
+        assert prepared["settings"]["sync_every"] == every
+        lowered = f"sync_every is not set, and is {every} in place of 64, as there is a test every"
+        told = prepared.get("notes", [])
+        assert [text.startswith(lowered) for text in told] == [True] * (every < 64)
+    ring = prepare(job, tmp_path / "out", None, {})
+    assert ring["settings"]["sync_every"] is None and "notes" not in ring
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,14 @@ def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
     assert "nothing was recorded" in page  # no test yet
 
 
+def test_without_a_result_the_title_is_the_job_in_the_runs_name(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=5)
+    (folder / "result.json").unlink()
+    for name, title in (("20261125-000000-my-job-1-04af", "my-job-1"), ("mine", "mine")):
+        folder = folder.rename(tmp_path / name)
+        assert f"<h1>{title}</h1><p>{name} on " in write_report(folder).read_text()
+
+
 def test_different_weights_stand_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     result = json.loads((folder / "result.json").read_text()) | {"weights_identical": False}
@@ -288,6 +296,7 @@ def eventful(tmp_path: Path) -> Path:
     timeline(folder, "h1", departs)
     timeline(folder, "h2", view(3.05, 30, 4, "h2", "h3"), view(3.4, 33, 5, "h1", "h2", "h3"))
     timeline(folder, "h2", {"at": 3.6, "kind": "differs", "round": 35, "members": ["h1"]})
+    timeline(folder, "h3", {"at": 3.96, "kind": "cancelled", "round": 40, "why": "cancelled on h3"})
     timeline(folder, "h2", {"at": 3.7, "kind": "alarm", "round": 36, "why": "h9 cannot be heard"})
     timeline(
         folder, "h2", view(3.8, 37, 6, "h1", "h2", "h3"), {"at": 3.9, "kind": "new", "round": 1}
@@ -308,6 +317,7 @@ def test_each_event_is_there_once_at_its_earliest_time(tmp_path: Path) -> None:
         ("differs", 35, ("h1",), 0),
         ("alarm", 36, ("h2",), 0),
         ("view", 37, (), 6),
+        ("cancelled", 40, (), 0),
     ]
     times = {e.view: e.time for e in run.events if e.kind in ("evicted", "returned")}
     assert times == pytest.approx({2: 0.92, 3: 2.4, 4: 2.95, 5: 3.3}, abs=0.011)
@@ -333,6 +343,8 @@ def test_events_are_on_the_time_line_and_in_a_table(tmp_path: Path) -> None:
         ET.fromstring(picture)
     for kind, name in KINDS.items():
         assert f'class="mark {kind}"' in page and f"</svg>{name}</span>" in page, kind
+    assert '<div class="tile"><b>cancelled</b>' in page and "cancelled on h3" in page
+    assert re.search(r"<td>h3</td>\s*<td>evicted</td>", page), "the word of the counter"
     assert "h3 was away, 0.9 to 2.4 s" in page and '<rect class="away"' in page
     assert "h3: in the view again (round 26, view 3, 2.4" in page
     assert "<td>h1: SIGSEGV &lt;in&gt; round 30</td>" in page

@@ -100,7 +100,8 @@ def test_servers_imply_a_whole_quorum() -> None:
 
 def test_partners_imply_that_each_step_is_averaged() -> None:
     """B4, with or without partners; in a job whose own settings say nothing of it, too."""
-    for settings in ({"system": "B"}, {"system": "B", "partners": "no", "sync_every": 1}):
+    unset = {"system": "B", "sync_every": "none"}
+    for settings in ({"system": "B"}, unset, {"system": "B", "partners": "no", "sync_every": 1}):
         merged = merge(Settings(epochs=1), settings)
         assert merged.packed and merged.served and (merged.sync_every, merged.quorum) == (1, 1.0)
         assert merge(Settings(epochs=1), json.loads(json.dumps(flat(merged)))) == merged
