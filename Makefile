@@ -58,6 +58,10 @@ demo: setup
 		$(PYTHON) -m nicps lab run $$job --hosts $(HOSTS) --json $(ARGS)
 
 demo-dbn: setup
+	if [ -z "$$NICPS_DATA" ]; then \
+		echo "make demo-dbn: error: DATA=PATH must name the folder that holds MNIST, or its mnist/" >&2; \
+		exit 2; \
+	fi
 	$(RUN) $(PYTHON) -m nicps dbn --workers 10 --epochs 3 --finetune 12 --json $(ARGS)
 
 test: setup

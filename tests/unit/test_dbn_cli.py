@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -81,7 +82,9 @@ def test_a_run_from_the_command(data: Path, tmp_path: Path) -> None:
     folder = report.parent
     kept = json.loads((folder / "result.json").read_text())
     assert len(kept["history"]) == 4 and kept["weights_sha256"] == result["weights_sha256"]
-    assert (folder / "model.safetensors").is_file() and (folder / "checkpoint.npz").is_file()
+    modes = {path.stat().st_mode for path in folder.iterdir()}
+    assert len(modes) == 1 and {"model.safetensors", "checkpoint.npz"} <= set(os.listdir(folder))
+    assert "master_momentum=0.5<" in page and "head_epochs=0<" in page and "max_norm=none<" in page
     said = done.stderr.splitlines()
     assert [line.split("  ")[0] for line in said[1:]] == [
         *("nicps: layer 1/2", "nicps: layer 2/2", "nicps: fine-tuning", "nicps: fine-tuning")
@@ -126,6 +129,8 @@ def test_the_table_for_people(data: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["--data", str(data), *TINY, "--finetune", "0", "--epochs", "0"]) == 0
     rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     assert rows["master"].strip() == "local" and "%" in rows["test"]
+    page = Path(rows["report"].strip()).read_text()
+    assert "Reconstructions" not in page and "After" not in page, "nothing was trained"
 
 
 def test_pictures_are_png_files() -> None:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,3 +144,57 @@ def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr
+
+
+def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
+    """As from a terminal: the whole process group gets it, in the middle of a job of Spark."""
+    runs = tmp_path / "runs"
+    data = write_data(tmp_path)
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "nicps", "dbn", "--data", str(data), *TINY),
+            *("--runs", str(runs), "--master", "local[2]", "--epochs", "100000"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            while "epoch 3/" not in process.stderr.readline():
+                assert process.poll() is None
+            os.killpg(process.pid, signal.SIGINT)
+            said = [line for line in process.stderr if " left" not in line]
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    (folder,) = runs.iterdir()
+    assert len(said) == 1 and f"`nicps dbn --resume {folder}` goes on after them" in said[0], said
+
+
+def test_what_answers_is_no_master(tmp_path: Path) -> None:
+    """It takes connections, and says nothing in Spark's language."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        master = f"spark://127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=_hang_up, args=(server,), daemon=True).start()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "nicps", "dbn", "--data", str(write_data(tmp_path))),
+                *(*TINY, "--runs", str(tmp_path / "runs"), "--master", master),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+    assert done.returncode == 4, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"nicps: error: no Spark master answers at {master}"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _hang_up(server: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            server.accept()[0].close()

@@ -192,7 +192,6 @@ def _run(options: argparse.Namespace) -> int:
         or options.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-dbn-{secrets.token_hex(2)}"
     )
     reducer, master = _reducer(options, shards.deal(data.train, state.settings))
-    _say(f"{folder.name}: {state.settings.workers} workers, {_place(master)}")
     progress = Progress(state.settings, form_of(state.settings, data), _say)
 
     def after_epoch(now: checkpoint.State) -> None:
@@ -201,10 +200,13 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         checkpoint.make(folder)
+        _say(f"{folder.name}: {state.settings.workers} workers, {_place(master)}")
         found = train(state, data, reducer, after_epoch)
     except BaseException:
         if (folder / checkpoint.NAME).is_file():
-            _say(f"--resume {folder} goes on after {len(state.rows)} epochs")
+            _say(
+                f"{len(state.rows)} epochs are kept: `nicps dbn --resume {folder}` goes on after them"
+            )
         else:
             checkpoint.unmake(folder)
         raise
@@ -274,7 +276,7 @@ def _result(
     folder: Path, state: Any, data: Any, found: Any, master: str, reduce: str
 ) -> dict[str, Any]:
     """Write the model, the report and result.json; what the last one holds."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     from trainer.dbn import checkpoint
     from trainer.dbn.master import form_of, share_wrong
@@ -289,7 +291,7 @@ def _result(
             for at, layer in enumerate(layers)
             for name, part in zip(layer._fields, layer, strict=True)
         }
-        save_file(tensors, str(folder / "model.safetensors"))
+        (folder / "model.safetensors").write_bytes(save(tensors))
         report = write_report(folder, state, data, found, _place(master))
         result = {
             "test_error": share_wrong(form, found, data.test),

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17  # Spark 4 needs it
 ANSWER_S = 5.0  # for a master to take a connection
-EXECUTORS_S = 60.0  # for the first executor to come
+EXECUTORS_S = 60.0  # for the first executor to come, and for another one when none is left
+LOOK_S = 2.0  # between two looks whether there are executors
 LOCAL = re.compile(r"local\[(\*|[1-9]\d*)(,\s*\d+)?\]")
 RAISED = re.compile(r"(\w+\.)+[A-Z]\w*: |\w*(Error|Exception|Interrupt): ")
 FORMS = "local (without Spark), local[N], local[*], spark://HOST:PORT or yarn"
@@ -62,6 +67,7 @@ def connect(master: str | None) -> SparkContext:
     require_extra("pyspark")
     if not submitted():
         check_java()
+    from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -84,14 +90,21 @@ def connect(master: str | None) -> SparkContext:
         conf.setIfMissing("spark.driver.bindAddress", "127.0.0.1")
         conf.setIfMissing("spark.driver.host", "127.0.0.1")
         conf.setIfMissing("spark.ui.enabled", "false")
+    where = conf.get("spark.master")
     try:
         context = SparkContext(conf=conf)
     except Exception as error:
-        raise NetworkProblem(
-            f"Spark does not start on {conf.get('spark.master')}: {failure(error)}"
-        ) from error
+        raise NetworkProblem(f"Spark does not start on {where}: {failure(error)}") from error
+    if threading.current_thread() is threading.main_thread():
+        # Spark's own handler asks the JVM to cancel, on the connection on which the interrupted call waits.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         await_executor(context)
+    except Py4JError as error:
+        raise NetworkProblem(
+            f"no Spark master answers at {where}: Spark has given up; name the port of a standalone master, "
+            "not that of its web page"
+        ) from error
     except BaseException:
         context.stop()
         raise
@@ -179,3 +192,65 @@ def executors(context: SparkContext) -> int:
     """How many executors there are now."""
     table = context._jsc.sc().getExecutorMemoryStatus()  # type: ignore[union-attr]
     return int(table.size()) - 1  # the driver is in it, too
+
+
+@contextmanager
+def watched(context: SparkContext) -> Iterator[None]:
+    """Jobs of Spark are under way meanwhile. Spark itself waits for ever for an executor.
+
+    Raises:
+        NetworkProblem: there is no executor any more, and none comes.
+        JobError, EnvironmentProblem, NetworkProblem: what `failure` makes of an error of Spark's.
+    """
+    if LOCAL.fullmatch(context.master):
+        watch = None
+    else:
+        watch = Watch(context)
+        watch.start()
+    try:
+        yield
+    except Exception as error:
+        if watch is not None and watch.lost:
+            raise NetworkProblem(
+                f"{context.master} has had no executor for {EXECUTORS_S:.0f} s: start its master and a worker, "
+                "and go on with --resume"
+            ) from error
+        raise failure(error) from error
+    finally:
+        if watch is not None:
+            watch.stop()
+
+
+class Watch(threading.Thread):
+    """Says when no executor is left, and cancels all jobs if none comes.
+
+    Attributes: `lost`, whether it has cancelled them.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        super().__init__(daemon=True)
+        self._context = context
+        self._ended = threading.Event()
+        self.lost = False
+
+    def run(self) -> None:
+        """Until it is stopped."""
+        since: float | None = None  # when the last executor had gone
+        while not self._ended.wait(LOOK_S):
+            if executors(self._context):
+                since = None
+            elif since is None:
+                since = time.monotonic()
+                said = (
+                    "no executor is left; one that comes goes on, and Ctrl-C keeps the whole epochs"
+                )
+                print(f"nicps: {said}", file=sys.stderr, flush=True)
+            elif time.monotonic() - since > EXECUTORS_S:
+                self.lost = True
+                self._context.cancelAllJobs()
+                return
+
+    def stop(self) -> None:
+        """It asks Spark nothing any more."""
+        self._ended.set()
+        self.join()

@@ -22,7 +22,7 @@ import numpy as np
 
 from nicps.collective import Group, MemberLost
 from nicps.errors import NetworkProblem
-from trainer.dbn.cluster import await_executor, executors, failure
+from trainer.dbn.cluster import await_executor, executors, watched
 from trainer.dbn.reduce import ByParts
 from trainer.dbn.reduce_local import LocalReducer
 from trainer.dbn.shards import Splits
@@ -85,9 +85,8 @@ class NicpsReducer:
         tasks = min(len(dealt), max(1, executors(self._context)))  # local[N] has none
         parts = self._context.parallelize(list(dealt), tasks).barrier().mapPartitions(run)
         try:
-            return list(parts.collect())
-        except Exception as error:
-            raise failure(error) from error
+            with watched(self._context):
+                return list(parts.collect())
         finally:
             sent.destroy()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.dbn.cluster import failure
+from trainer.dbn.cluster import watched
 from trainer.dbn.reduce import ByParts
 from trainer.dbn.shards import Splits
 from trainer.dbn.vectors import Mean, Vector
@@ -52,10 +52,8 @@ class SparkReducer(ByParts):
             yield mean
 
         tasks = min(len(dealt), self._context.defaultParallelism)
-        try:
+        with watched(self._context):
             means = self._context.parallelize(list(dealt), tasks).mapPartitions(run).collect()
-        except Exception as error:
-            raise failure(error) from error
         sent.destroy()
         whole = Mean()
         for mean in means:

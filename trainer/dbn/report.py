@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +51,10 @@ def write_report(folder: Path, state: State, data: Data, found: Vector, master: 
         tile_row(tiles),
         _curves(state),
         _filters(state, data, found),
-        _reconstructions(state, data),
+        *([_reconstructions(state, data)] if settings.epochs else []),
         _confusion(chances, data),
         _worst(chances, data),
-        settings_section(asdict(settings)),
+        settings_section(settings.in_force()),
     ]
     return write_page(folder, page("Deep belief network", parts))
 
@@ -97,10 +96,13 @@ def _filters(state: State, data: Data, found: Vector) -> str:
         ]
         return image(sheet(shown, COLUMNS), "filters")
 
+    first = (
+        "After pre-training" if state.settings.epochs else "Before fine-tuning, as they were drawn"
+    )
+    last = f"<h3>After fine-tuning</h3>{drawn(after)}" if state.settings.finetune else ""
     return (
         "<section><h2>Filters of the first layer</h2><p>Weights from the picture to a hidden unit: black is negative, "
-        f"white positive.</p><h3>After pre-training</h3>{drawn(before)}"
-        f"<h3>After fine-tuning</h3>{drawn(after)}</section>"
+        f"white positive.</p><h3>{first}</h3>{drawn(before)}{last}</section>"
     )
 
 

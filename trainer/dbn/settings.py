@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trainer.errors import SettingError
@@ -99,13 +99,27 @@ class Settings:
         done = (epoch + part / self.averages) / max(1, self.finetune)
         return self.lr * SCHEDULES[self.schedule](done)
 
-    def frozen_in(self, epoch: int, layers: int) -> int:
-        """How many of the classifier's layers are held fixed in an epoch: all but the last one at first.
+    @property
+    def first_epochs(self) -> int:
+        """Epochs of fine-tuning in which only the last layer learns.
 
         At most a quarter of the epochs are such, and none without pre-training, which leaves nothing to be kept.
         """
-        first = min(self.head_epochs, self.finetune // 4) if self.epochs else 0
-        return layers - 1 if epoch < first else 0
+        return min(self.head_epochs, self.finetune // 4) if self.epochs else 0
+
+    def in_force(self) -> dict[str, str]:
+        """All settings as they are shown, with what is taken where none is given."""
+        shown = {
+            **asdict(self),
+            "layers": ",".join(map(str, self.layers)),
+            "master_momentum": self.momentum_of_master,
+            "head_epochs": self.first_epochs,
+        }
+        return {name: "none" if value is None else str(value) for name, value in shown.items()}
+
+    def frozen_in(self, epoch: int, layers: int) -> int:
+        """How many of the classifier's layers are held fixed in an epoch: all but the last one at first."""
+        return layers - 1 if epoch < self.first_epochs else 0
 
 
 #: The factor of the learning rate, by the share of the fine-tuning that is done.
