@@ -153,6 +153,9 @@ def test_the_exchanges_take_turns(members: tuple[Member, Member]) -> None:
     server, worker = members
     worker.push(1, 0, 1)
     server.plane.open_stripes()
+    channel = server.maps.stripes.areas.words[0]
+    for name in ("round_low", "round", "round_high"):
+        channel[name] = ROUND
     before = server.maps.counters()
     bodies = [wire.Pull(0, 2, 0, ROOM, 0, 32, 0)]
     worker.send([*bodies], np.zeros((1, wire.PAYLOAD_BYTES), np.uint8))

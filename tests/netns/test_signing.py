@@ -198,6 +198,12 @@ def test_replayed(pair: tuple[DataPlane, DataPlane], outsider: socket.socket) ->
     enough = one_fragment(lanes[:1], 2, sequence=5000)
     outsider.send(wire.ethernet(left.mac, enough))
     until(lambda: right.maps.count(1, VIEW, 1) == 3, "the member goes on")
+    before = right.maps.counters()
+    later = token(1, 8, 3)  # tokens have a window of their own
+    later = encode.sign(later[:20] + (5000).to_bytes(4, "big") + later[24:], KEY)
+    outsider.send(wire.ethernet(left.mac, later))
+    assert settled(right, before, 1) == {"heard": 1}
+    seen = int(right.maps.ring["seen"])
     sums, heard = right.maps.accumulators.copy(), int(right.maps.ring["heard_ns"])
     before = right.maps.counters()
     for _ in range(500):
