@@ -10,6 +10,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     phase.py         what a decision starts; waiting times
     plan.py          the rounds of a training step on each channel
     serving.py       which members are parameter servers, of which part
+    partners.py      which workers pull from each other
     view.py          the member list in force, and what follows it
     token.py         the token, as its holder works on it
     progress.py      fragments that are sent again and never arrive (R16)
