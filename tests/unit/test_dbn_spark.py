@@ -149,10 +149,11 @@ def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
 def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
     """As from a terminal: the whole process group gets it, in the middle of a job of Spark."""
     runs = tmp_path / "runs"
-    data = write_data(tmp_path)
+    data = write_data(tmp_path, 12000, (28, 28))  # a pass takes about a second
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "nicps", "dbn", "--data", str(data), *TINY),
+            *("--averages", "1", "--layers", "61,37", "--batch", "25"),
             *("--runs", str(runs), "--master", "local[2]", "--epochs", "100000"),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -164,6 +165,9 @@ def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
         try:
             while "epoch 3/" not in process.stderr.readline():
                 assert process.poll() is None
+            begun = _processor_s(process.pid)
+            while _processor_s(process.pid) < begun + 0.4:
+                assert process.poll() is None
             os.killpg(process.pid, signal.SIGINT)
             said = [line for line in process.stderr if " left" not in line]
             assert process.wait(60) == 130
@@ -173,6 +177,17 @@ def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
     assert len(said) == 1 and f"`nicps dbn --resume {folder}` goes on after them" in said[0], said
 
 
+def _processor_s(session: int) -> float:
+    """Of all processes of the session, Spark's workers among them."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            total += (int(fields[3]) == session) * (int(fields[11]) + int(fields[12]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.long  # Spark tries for a minute
 def test_what_answers_is_no_master(tmp_path: Path) -> None:
     """It takes connections, and says nothing in Spark's language."""
     with socket.create_server(("127.0.0.1", 0)) as server:

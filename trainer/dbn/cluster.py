@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import signal
@@ -12,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,7 @@ def connect(master: str | None) -> SparkContext:
     if threading.current_thread() is threading.main_thread():
         # Spark's own handler asks the JVM to cancel, on the connection on which the interrupted call waits.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger().addFilter(_is_no_interrupt)
     try:
         await_executor(context)
     except Py4JError as error:
@@ -106,9 +108,21 @@ def connect(master: str | None) -> SparkContext:
             "not that of its web page"
         ) from error
     except BaseException:
-        context.stop()
+        disconnect(context)
         raise
     return context
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Py4J logs an interrupt of a call as an error, with a traceback."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], KeyboardInterrupt)
+
+
+def disconnect(context: SparkContext) -> None:
+    """End the application. Spark logs an error for each task that is under way then: nobody needs to read them."""
+    with contextlib.suppress(Exception):  # it may have stopped by itself
+        context.setLogLevel("OFF")
+    context.stop()
 
 
 def check_master(master: str) -> str | None:
@@ -194,7 +208,7 @@ def executors(context: SparkContext) -> int:
     return int(table.size()) - 1  # the driver is in it, too
 
 
-@contextmanager
+@contextlib.contextmanager
 def watched(context: SparkContext) -> Iterator[None]:
     """Jobs of Spark are under way meanwhile. Spark itself waits for ever for an executor.
 

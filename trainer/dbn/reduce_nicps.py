@@ -22,7 +22,7 @@ import numpy as np
 
 from nicps.collective import Group, MemberLost
 from nicps.errors import NetworkProblem
-from trainer.dbn.cluster import await_executor, executors, watched
+from trainer.dbn.cluster import await_executor, disconnect, executors, watched
 from trainer.dbn.reduce import ByParts
 from trainer.dbn.reduce_local import LocalReducer
 from trainer.dbn.shards import Splits
@@ -91,7 +91,7 @@ class NicpsReducer:
             sent.destroy()
 
     def close(self) -> None:
-        self._context.stop()
+        disconnect(self._context)
 
 
 def _take_part(

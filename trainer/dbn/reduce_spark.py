@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.dbn.cluster import watched
+from trainer.dbn.cluster import disconnect, watched
 from trainer.dbn.reduce import ByParts
 from trainer.dbn.shards import Splits
 from trainer.dbn.vectors import Mean, Vector
@@ -61,4 +61,4 @@ class SparkReducer(ByParts):
         return whole
 
     def close(self) -> None:
-        self._context.stop()
+        disconnect(self._context)
