@@ -11,12 +11,12 @@ import pwd
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, Popen, SubprocessError
 
 from nicps.agent.crash import describe_end, reported_error
 from nicps.errors import EnvironmentProblem
@@ -92,18 +92,18 @@ class Child:
         self._log_begins = log.stat().st_size if log.exists() else 0
         try:
             with log.open("ab") as stderr, (stdout or log).open("ab") as out:
-                self._process = subprocess.Popen(
+                self._process = Popen(
                     argv,
                     cwd=folder,
                     env=environment,
-                    stdin=subprocess.DEVNULL,
+                    stdin=DEVNULL,
                     stdout=out,
                     stderr=stderr,
                     start_new_session=True,
                     pass_fds=fds,
                     preexec_fn=begin,
                 )
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, SubprocessError) as error:
             why = _text(log, self._log_begins)
             raise EnvironmentProblem(
                 f"user {user.name!r} cannot run {argv[0]}: {why or error}; `nicps doctor --user {user.name}` says why"

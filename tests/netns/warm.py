@@ -5,9 +5,10 @@
                                                and becomes what the lab's launcher would have made of it: session,
                                                user, folder, environment, streams, and the command line that others see
 
-There is one such process for `nicps` commands and for the tests' own programs, and another one, which starts when it
-is needed, for those with PyTorch. `started_warm` lets the labs of this process use them. Commands of any other kind are
-started as always, and so is all that `nicps` itself starts.
+There is one such process for `nicps` commands and for the tests' own programs, and others, which start when they are
+needed, for agents and for programs with PyTorch. `started_warm` lets the labs of this process use them. Commands of any
+other kind are started as always, and so is all that `nicps` itself starts, but the training programs of these agents
+(`tests/netns/warm_programs.py`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from typing import Any, NoReturn
 from nicps.__main__ import run
 from nicps.lab import enter, processes
 from nicps.startup import permanent
+from tests.netns import warm_programs
 from tests.netns.labs import ROOT
 
-NICPS, TORCH = "nicps", "torch"
-COMMANDS = ("join", "submit", "resume", "status", "cancel", "leave", "doctor")
+NICPS, AGENT, TORCH = "nicps", "agent", "torch"
+COMMANDS = ("submit", "resume", "status", "cancel", "leave", "doctor")
 _ROOM = 4096  # bytes for a child's command line
 _MARK = 128  # for the name of its lab
 _MOST = 1 << 18  # of a request
@@ -61,7 +63,10 @@ class Server:
 
     def __init__(self, kind: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, **_THREADS, processes.MARK: "." * _MARK}
+        threads = (
+            {} if kind == AGENT else _THREADS
+        )  # a training program has its threads from its job
+        environment = {**os.environ, **threads, processes.MARK: "." * _MARK}
         with theirs:
             argv = [sys.executable, "-m", __name__, kind, str(theirs.fileno()), "." * _ROOM]
             self._socket.settimeout(_ANSWER_S)
@@ -169,6 +174,8 @@ def _kind_of(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
         return None
     if words[1] == "nicps" and words[2] in COMMANDS:
         return NICPS
+    if words[1] == "nicps" and words[2] == "join":
+        return AGENT
     early = {name for name in environment if name.startswith(_READ_EARLY)}
     same = all(environment[name] == {**os.environ, **_THREADS}.get(name) for name in early)
     return PROGRAMS.get(words[1]) if same else None
@@ -190,11 +197,13 @@ def _import_all(kind: str) -> None:
         names = [
             "nicps.agent",
             "nicps.collective",
-            *(f"nicps.cli.{command}" for command in COMMANDS),
+            *(f"nicps.cli.{command}" for command in (*COMMANDS, "join")),
         ]
     with permanent():
         for name in names:
             importlib.import_module(name)
+    if kind == AGENT:
+        warm_programs.import_all()
 
 
 def _run(module: str) -> NoReturn:
@@ -223,15 +232,25 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     sys.argv = request["argv"][request["argv"].index("-m") + 1 :]
 
 
-def _show_as(argv: Sequence[str], lab: str) -> None:
-    """Write the command line and the lab's mark where the kernel shows them to others, over this process's own."""
-    fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
-    first, last, environment, environment_end = map(int, fields[45:49])
+def _show_command(argv: Sequence[str]) -> None:
+    """Write the command line where the kernel shows it to others, over this process's own."""
+    first, last, _, _ = _shown_places()
     _write(first, last - first, b"\0".join(word.encode() for word in argv) + b"\0")
-    shown = ctypes.string_at(environment, environment_end - environment)
+
+
+def _show_lab(lab: str) -> None:
+    """Write the lab's mark into the environment that the kernel shows."""
+    _, _, first, last = _shown_places()
+    shown = ctypes.string_at(first, last - first)
     mark = f"{processes.MARK}=".encode()
     at = shown.index(mark + b"." * _MARK) + len(mark)
-    _write(environment + at, _MARK, lab.encode())
+    _write(first + at, _MARK, lab.encode())
+
+
+def _shown_places() -> list[int]:
+    """Where arguments begin and end, and the environment."""
+    fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
+    return [int(field) for field in fields[45:49]]
 
 
 def _write(at: int, room: int, text: bytes) -> None:
@@ -240,7 +259,7 @@ def _write(at: int, room: int, text: bytes) -> None:
     ctypes.memmove(at, text.ljust(room, b"\0"), room)
 
 
-def _serve(fd: int) -> None:
+def _serve(kind: str, fd: int) -> None:
     """Fork for each request until the client has gone."""
     requests = socket.socket(fileno=fd)
     woken, wakes = socket.socketpair()
@@ -265,7 +284,10 @@ def _serve(fd: int) -> None:
                 for own in (requests, woken, wakes):
                     own.detach()  # else they would close descriptors of the command's as it ends
                 _become(request, fds[:_STREAMS])
-                _show_as(request["argv"], request["env"][processes.MARK])
+                _show_command(request["argv"])
+                _show_lab(request["env"][processes.MARK])
+                if kind == AGENT:
+                    warm_programs.grow_stem(_show_command)
                 _run(sys.argv[0])
             ends[pid] = fds[_STREAMS]
             for stream in fds[:_STREAMS]:
@@ -287,4 +309,4 @@ def _reap(ends: dict[int, int]) -> None:
 
 if __name__ == "__main__":
     _import_all(sys.argv[1])
-    _serve(int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]))
