@@ -8,7 +8,6 @@ nothing in it is the trainer's but a job's functions and the order of the data.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -25,14 +24,14 @@ LARGEST = {8: 127, 16: 32767, 32: 2147483520}
 Fragment = tuple[list[int], int]  # lanes, exponent
 
 
-def half_up(number: Fraction) -> int:
-    """The whole number that is nearest; of two the larger one."""
-    return math.floor(number + Fraction(1, 2))
+def half_up(number: int, divisor: int) -> int:
+    """The whole number that is nearest to the quotient; of two the larger one."""
+    return (2 * number + divisor) // (2 * divisor)
 
 
 def weight(parts: int) -> int:
     """Of one of so many."""
-    return half_up(Fraction(2**30, parts))
+    return half_up(2**30, parts)
 
 
 def to_lanes(values: np.ndarray, width: int) -> Fragment:
@@ -41,14 +40,15 @@ def to_lanes(values: np.ndarray, width: int) -> Fragment:
     exponent = -120
     while largest > LARGEST[width] * Fraction(2) ** exponent:
         exponent += 1
-    return [round(Fraction(float(v)) / Fraction(2) ** exponent) for v in values], exponent
+    exact = np.ldexp(values.astype(np.float64), -exponent)  # float32: no bit is lost
+    return [int(v) for v in np.rint(exact)], exponent
 
 
 def to_floats(units: Sequence[int]) -> np.ndarray:
     """What a pull of these parameters gives: 31 bits and a sign for the largest, and float32 at last."""
     bits = max((u if u >= 0 else -u - 1).bit_length() for u in units)
     step = 2 ** max(0, bits - 31)
-    lanes = [min(half_up(Fraction(u, step)), 2**31 - 1) for u in units]
+    lanes = [min(half_up(u, step), 2**31 - 1) for u in units]
     return np.array([np.float32(lane) for lane in lanes]) * np.float32(step * 2.0**-40)
 
 
@@ -197,11 +197,11 @@ class Reference:
             worker.keep()
 
     def _add(self, lanes: list[Fragment], part: range, parts: int) -> None:
-        per = 11520 // self.width
+        per, weighs = 11520 // self.width, weight(parts)
         for at in part:
             of, exponent = lanes[at // per]
-            value = Fraction(of[at % per]) * Fraction(2) ** (exponent + 40)
-            self.units[at] += half_up(value * weight(parts) / 2**30)
+            number, power = of[at % per] * weighs, exponent + 40 - 30
+            self.units[at] += half_up(number * 2 ** max(0, power), 2 ** max(0, -power))
 
     def _commit(self, members: Sequence[int]) -> None:
         for number in members:

@@ -27,11 +27,13 @@ import numpy as np
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, Folders, start_agent
 from nicps.lab.jobs import RunSettings, choose_user
+from nicps.lab.processes import Running
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result
 from nicps.session.events import Event
 from tests.netns import light_nicps
 from tests.netns.labs import NICPS, ROOT, leftovers, until
+from tests.netns.warm_programs import STEM
 from tests.reaper import fresh_folder, fresh_name
 
 DIGITS = ROOT / "trainer" / "jobs" / "digits"
@@ -288,6 +290,10 @@ class Network:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(agent.process.pid, number)
         return agent.process.wait(timeout_s)
+
+    def processes(self, host: str) -> list[Running]:
+        """The processes on the host, without the agent's stem (`tests/netns/warm_programs.py`)."""
+        return [p for p in self.lab.processes()[host] if p.command != STEM]
 
     def leave(self, host: str) -> int | None:
         """End the agent as SIGTERM does; its exit code."""

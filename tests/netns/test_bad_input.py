@@ -194,7 +194,7 @@ def fails(network: Network, job: Path, *arguments: str) -> str:
     network.all_stand_by()
     for host in network.names:
         network.work_is_clear(host)
-        commands = [process.command for process in network.lab.processes()[host]]
+        commands = [process.command for process in network.processes(host)]
         assert len(commands) == 1 and " join " in commands[0], commands
         status = network.status(host)
         assert status is not None and network.lab.host(host).read_link().xdp_mode == "native"

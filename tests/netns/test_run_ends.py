@@ -62,7 +62,7 @@ def nothing_runs(three: Network) -> None:
     three.all_stand_by()
     for host in three.names:
         until(
-            lambda host=host: all(" join " in p.command for p in three.lab.processes()[host]),
+            lambda host=host: all(" join " in p.command for p in three.processes(host)),
             f"nothing but the agent on {host}",
         )
         three.work_is_clear(host)

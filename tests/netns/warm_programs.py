@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from nicps.agent import process
 from nicps.startup import permanent
 
+STEM = "stem"  # its command line
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of the system call
 _CLONE_PARENT = 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -67,7 +68,7 @@ def grow_stem(show: Callable[[Sequence[str]], None]) -> None:
         ours.close()
         _python.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == agent:
-            show(["stem"])
+            show([STEM])
             _serve(theirs, show)
         os._exit(0)
     theirs.close()
