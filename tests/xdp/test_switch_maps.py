@@ -143,7 +143,7 @@ def test_too_much_memory(switch: Switch) -> None:
     use(switch)
     switch.enter()
     with pytest.raises(EnvironmentProblem, match=r"cannot allocate \d+ MB of places of a switch"):
-        switch.maps.reserve(50_000_000, 8)
+        switch.maps.reserve(400_000_000, 8)
     assert switch.maps.room == (ROOM, WIDTH) and switch.maps.view == VIEW
     assert switch.risen(frame(1)) == {"gathered"}
     for fragments, width in ((0, 8), (4, 0), (4, 64)):
