@@ -13,6 +13,7 @@ import pytest
 from nicps.lab import Lab, LabProblem, LabSettings
 from tests.netns.labs import leftovers, nicps, until
 from tests.netns.members import LIGHT, Network, tiny_job
+from tests.netns.warm_programs import STEM
 from tests.reaper import fresh_name
 
 # In the place of `nicps`: an agent, with a training program that has started something itself.
@@ -130,7 +131,7 @@ def test_real_ones(open_path: Path) -> None:
         assert not any(p.stopped for p in network.lab.processes()["h2"])
         network.in_training("h1")
 
-        (trainer,) = network.lab.kill("h2", "trainer")
+        (trainer,) = [p for p in network.lab.kill("h2", "trainer") if p.command != STEM]
         assert trainer.pid != agent.pid and "trainer" in trainer.command
         assert agent.poll() is None
         network.lab.kill("h2", "agent")

@@ -89,7 +89,7 @@ def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
         lambda: agents[0].status()["round"] and agents[0].status()["phase"] == "train", "training"
     )
     (program,) = processes(PROGRAM.name, open_path)
-    (gateway,) = processes("-m nicps.gateway", open_path)
+    (gateway,) = until(lambda: processes("-m nicps.gateway", open_path), "the gateway runs")
     trainers = processes("-m trainer run", open_path)
     assert not maps_torch(program)
     assert not maps_torch(gateway)

@@ -66,6 +66,7 @@ def grow_stem(show: Callable[[Sequence[str]], None]) -> None:
     agent, stem = os.getpid(), os.fork()
     if stem == 0:
         ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the agent
         _python.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == agent:
             show([STEM])
