@@ -107,24 +107,34 @@ def scene(state: str) -> Scene:
 PLAIN = (int, float, str, bytes, Enum, type(None))
 
 
-def observed(value: Any, path: frozenset[int] = frozenset()) -> Any:
-    """All that a node holds, as plain values that can be compared; what is not the protocol's own is left out."""
+def observed(value: Any, found: dict[int, Any] | None = None) -> Any:
+    """All that a node holds, as plain values that can be compared; what is not the protocol's own is left out.
+
+    Args:
+        found: what was found so far, by the identity of the object: many parts hold the same others.
+    """
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, set | frozenset):
         return frozenset(value)
-    if id(value) in path:
-        return "itself"
-    path = path | {id(value)}
+    found = {} if found is None else found
+    if (known := found.get(id(value))) is not None:
+        return known
+    found[id(value)] = "itself"
     if isinstance(value, dict):
-        return tuple((observed(k, path), observed(v, path)) for k, v in value.items())
-    if isinstance(value, list | tuple | deque):
-        return tuple([observed(item, path) for item in value])
-    kind = type(value)
-    if not is_ours(kind):
-        return kind.__name__
-    names = [*getattr(value, "__dict__", ()), *(n for n in slots_of(kind) if hasattr(value, n))]
-    return kind.__name__, tuple([(n, observed(getattr(value, n), path)) for n in sorted(names)])
+        plain: Any = tuple([(observed(k, found), observed(v, found)) for k, v in value.items()])
+    elif isinstance(value, list | tuple | deque):
+        plain = tuple([observed(item, found) for item in value])
+    elif is_ours(kind := type(value)):
+        names = [*getattr(value, "__dict__", ()), *(n for n in slots_of(kind) if hasattr(value, n))]
+        plain = (
+            kind.__name__,
+            tuple([(n, observed(getattr(value, n), found)) for n in sorted(names)]),
+        )
+    else:
+        plain = kind.__name__
+    found[id(value)] = plain
+    return plain
 
 
 @cache
