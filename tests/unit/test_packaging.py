@@ -188,7 +188,7 @@ def test_the_demo_of_the_belief_network_ends_with_its_result(
     fake_checkout: Path, tmp_path: Path
 ) -> None:
     make = ("make", "-C", fake_checkout, "demo-dbn", "ARGS=--seed 1")
-    done = run(*make, cwd=tmp_path, MAKEFLAGS="")
+    done = run(*make, cwd=tmp_path, NICPS_DATA=str(tmp_path), MAKEFLAGS="")
     assert done.returncode == 0, done.stderr
     wanted = "-m nicps dbn --workers 10 --epochs 3 --finetune 12 --json --seed 1"
     assert done.stdout.splitlines()[-1] == f'{{"args": "{wanted}"}}'
