@@ -74,7 +74,9 @@ class Meeting:
         other = self._pool.submit(self._run, frame)
         deadline = time.monotonic() + LIMIT_S
         while not self._words["reached"] and not other.done():
-            time.sleep(0)  # the other thread needs the interpreter, which this one would keep for 5 ms
+            time.sleep(
+                0
+            )  # the other thread needs the interpreter, which this one would keep for 5 ms
             assert time.monotonic() < deadline
         return other
 
