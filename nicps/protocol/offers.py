@@ -67,7 +67,8 @@ class Offers:
 
     def said(self, round_: int, member: int) -> tuple[int, int] | None:
         """The samples and the unit that the member has offered to that round, if it has."""
-        return self._heard.get(round_, {}).get(member)
+        heard = self._heard.get(round_)
+        return heard.get(member) if heard is not None else None
 
     def members(self, round_: int) -> frozenset[int]:
         """The members that have offered to that round."""

@@ -164,6 +164,8 @@ class FailureDetector:
 
     def measure(self, token_at: float, frame_at: float, holding: bool) -> None:
         """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next."""
+        if token_at <= self._token_at and frame_at <= self._frame_at:
+            return
         since = max(self.heard, self._forwarded_at)
         self._token_at = max(self._token_at, token_at)
         self._frame_at = max(self._frame_at, frame_at)

@@ -184,7 +184,7 @@ def numbered(h: wire.Header, network: int, sequence: int) -> wire.Header:
 
 def mask(members: Iterable[int]) -> int:
     """Bit k - 1 for member k."""
-    return sum(1 << (k - 1) for k in members)
+    return sum([1 << (k - 1) for k in members])
 
 
 def numbers(bits: int) -> frozenset[int]:

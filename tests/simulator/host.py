@@ -278,7 +278,10 @@ class Host:
             return
         if data[1] == wire.FrameType.TOKEN and not self.kernel.take_token(wire.unpack(data)):
             return
-        self.wake(self.frame_up, source, data)
+        if self.paused:
+            self.wake(self.frame_up, source, data)
+        else:
+            self.frame_up(source, data)
 
     def take_of_switch(self, data: bytes) -> None:
         """A Linux switch says something; it needs no view's key for that."""
@@ -286,7 +289,8 @@ class Host:
 
     def frame_up(self, source: bytes, data: bytes) -> None:
         now = self._sync()
-        self.lan.checks.told(self, data)
+        if data[1] == wire.FrameType.VIEW:
+            self.lan.checks.told(self, data)
         self.do(self.machine.on_frame(now, source, data))
 
     def list_up(self, view: int, round_: int, members: int, unit: int) -> None:
@@ -299,7 +303,7 @@ class Host:
 
     def _arm(self) -> None:
         deadline = self.machine.deadline()
-        if deadline != self._timer and deadline < math.inf:
+        if deadline != self._timer and deadline != math.inf:
             self._timer = deadline
             time = max((deadline - self.index * 1000.0) / self.rate, self.lan.now + 1e-5)
             self.lan.at_host(self, time, self._due, deadline)

@@ -392,7 +392,7 @@ class Lan:
         port, at = (sender.index, sender.index) if sender is not None else (-1, 0)
         if loss and chance() < loss:
             return
-        near = self.near(at)
+        near, now, queue, order = self.near(at), self.now, self._queue, self._order
         for host in self.hosts if only is None else (only,):
             if host is sender or host.dead or host.index not in near:
                 continue
@@ -410,4 +410,5 @@ class Lan:
                 else:  # a LAN keeps the order between two hosts
                     pair = port, host.index, way
                     arrival = last[pair] = max(arrival, last.get(pair, 0.0) + 1e-9)
-                self.at_host(host, arrival, take, host)
+                entry = (max(arrival, now), next(order), host, host.life, take, (host,))
+                heapq.heappush(queue, entry)

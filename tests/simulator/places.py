@@ -13,9 +13,12 @@ STALLS_S = (1e-4, 3e-3, 0.03, 0.15)  # shorter than a round, and longer than som
 NO_LANE = Lane(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StripeFrame:
-    """A frame as it is on the wire. `to`: the address that it goes to; None: everybody."""
+    """A frame as it is on the wire. `to`: the address that it goes to; None: everybody.
+
+    It is not changed once it is made. Making a frozen one takes longer.
+    """
 
     type: FrameType
     view: int

@@ -326,9 +326,9 @@ class Stripes:
             to = host.node.view.members[frame.sender - 1].mac
         if lane.finite and lane.exponent - frame.unit > wire.MAX_SHIFT[frame.width]:
             return
-        what = replace(frame, type=FrameType.CONTRIBUTION, index=index, lane=lane, number=0)
         rest_view, behind = self.rest[bank] if not frame.sender else (0, 0)
-        self._send_back(replace(what, to=to, rest_view=rest_view, behind=behind))
+        kind, rest = FrameType.CONTRIBUTION, {"rest_view": rest_view, "behind": behind}
+        self._send_back(replace(frame, type=kind, index=index, lane=lane, number=0, to=to, **rest))
 
     def _answer(self, frame: StripeFrame, state: KernelState, aggregators: tuple[int, ...]) -> str:
         host, bank, mine = self.host, frame.round & 1, 1 << self.host.node.number - 1

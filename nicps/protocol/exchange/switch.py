@@ -10,6 +10,7 @@ from nicps import wire
 from nicps.protocol.actions import Action, NotAdded
 from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.token import TokenState
+from nicps.protocol.view import mask
 
 _STILL_TURNS = 12  # without a new sum; each time everybody has sent again what lacks one
 _LEAST_WINDOW = 8
@@ -84,7 +85,7 @@ class SwitchExchanger(Exchanger):
             return []
         self._count()
         room, first = self._here + self._window, self._sent
-        if self._listed != self._everybody:
+        if self._listed != mask(self._view.live):
             room = min(room, self._settled + 2 * wire.QUANTUM)
         self._sent = max(first, min(self._total, room))
         if self._sent == first or not self._contributes:
@@ -135,10 +136,6 @@ class SwitchExchanger(Exchanger):
         return token.state == wire.TokenState.CLOSING
 
     @property
-    def _everybody(self) -> int:
-        return sum(1 << (k - 1) for k in self._view.live)
-
-    @property
     def _contributes(self) -> bool:
         return bool(self._listed >> (self._number - 1) & 1)
 
@@ -152,7 +149,8 @@ class SwitchExchanger(Exchanger):
         """What the token of a closed list says."""
         if not self._listed:
             self._progress.moved_at = now
-        self._listed, self._total = token.listed, self._sums_of(token)
+        self._listed = token.listed
+        self._total = self._phase.fragments_in(token.round) if self._listed else 0
         self._samples = token.lines[self._number - 1].samples
         self._settled = max(self._settled, token.settled)
 
