@@ -85,7 +85,7 @@ class SwitchExchanger(Exchanger):
             return []
         self._count()
         room, first = self._here + self._window, self._sent
-        if self._listed != mask(self._view.live):
+        if self._listed != self._everybody:
             room = min(room, self._settled + 2 * wire.QUANTUM)
         self._sent = max(first, min(self._total, room))
         if self._sent == first or not self._contributes:
@@ -134,6 +134,10 @@ class SwitchExchanger(Exchanger):
     def owns_ready(self, token: TokenState) -> bool:
         """As soon as the list is closed."""
         return token.state == wire.TokenState.CLOSING
+
+    @property
+    def _everybody(self) -> int:
+        return mask(self._view.live)
 
     @property
     def _contributes(self) -> bool:
