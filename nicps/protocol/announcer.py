@@ -83,9 +83,10 @@ class Announcer:
     def due(self) -> float:
         """When this member repeats its offer or its mark of a round that it cannot commit yet."""
         of = self._of
-        if not self._others or of.frozen or not (of.complete or of.has_offered):
+        due = self._marks.due(of.channel)
+        if due == math.inf or not self._others or of.frozen:
             return math.inf
-        return self._marks.due(of.channel)
+        return due if of.complete or of.has_offered else math.inf
 
     def repeat(self, now: float) -> Steps:
         """Say it again: a member has perhaps not heard it."""

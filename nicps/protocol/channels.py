@@ -36,9 +36,8 @@ class Channel:
 
     def begin(self, phase: Phase, view: View) -> None:
         """The phase is in force: list and marks of the open round have a place."""
-        if self.of.token is None:
-            of, lines = self.of, [Line() for _ in view.members]
-            of.token = TokenState.create(phase.generation, 0, of.round, of.unit, lines)
+        of, lines = self.of, [Line() for _ in view.members]
+        of.token = TokenState.create(phase.generation, 0, of.round, of.unit, lines)
 
     def kernel(self, phase: Phase) -> ChannelState:
         """What the XDP program must know of it now."""
@@ -307,7 +306,8 @@ class ChannelledRing(Ring):
             steps += super()._settle(now)
             self._note_list()
             for channel in self._channels:
-                channel.begin(self.phase, self._view)
+                if channel.of.token is None:
+                    channel.begin(self.phase, self._view)
                 steps += channel.announcer.settle(now)
             if self.rounds == before:
                 return steps

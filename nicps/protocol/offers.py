@@ -84,7 +84,7 @@ class Offers:
 
     def close(self, token: TokenState) -> TokenState:
         """A copy of the token, with the list of its round, closed."""
-        lines = [replace(line) for line in token.lines]
+        lines = [line.copy() for line in token.lines]
         heard = self._heard.get(token.round, {})
         listed = self._of_step() if self._of_step is not None else None
         if listed is not None:  # perhaps nobody: all that were in it have left

@@ -308,7 +308,7 @@ class OpenRound:
     def commit_marked(self) -> list[Action]:
         """Commit the round without the token."""
         assert self.token is not None
-        token = replace(self.token, lines=[replace(line) for line in self.token.lines])
+        token = replace(self.token, lines=[line.copy() for line in self.token.lines])
         self.token = token
         token.commit(self.phase.exchange)
         return self._commit(token)

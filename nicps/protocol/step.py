@@ -100,8 +100,9 @@ class Step(Word):
     def note_list(self, channel: int, token: TokenState) -> None:
         """The list of that round is closed here, or known to be: the first round's is the step's."""
         round_ = self.rounds[channel]
-        first = not self.inherits(channel, round_) and self.has_begun(channel, round_)
-        if first and (token.round, token.state) == (round_, wire.TokenState.CLOSING):
+        if (token.round, token.state) != (round_, wire.TokenState.CLOSING):
+            return
+        if not self.inherits(channel, round_) and self.has_begun(channel, round_):
             lines = enumerate(token.lines, 1)
             self.listed = {k: line.samples for k, line in lines if line.contributed}
 

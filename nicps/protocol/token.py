@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Any, Self
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -44,6 +45,11 @@ class Line:
         """It has contributed, or has said that it will not."""
         return bool(self.marks & _SETTLED)
 
+    def copy(self) -> Line:
+        """The same, to be changed by itself."""
+        said = self.samples_before, self.samples, self.ready, self.digest
+        return Line(*said, self.read, self.marks, self.unit)
+
     def commit(self) -> None:
         """The open round is committed: the next one begins."""
         self.samples_before, self.samples, self.ready = self.samples, 0, 0
@@ -81,8 +87,8 @@ class TokenState:
         """The state that a token frame carries."""
         body = frame.body
         assert isinstance(body, wire.Token)
-        entries = cast("tuple[wire.Entry, ...]", frame.items[0])
-        ranges = cast("tuple[wire.Range, ...]", frame.items[1])
+        entries: Sequence[Any] = frame.items[0]
+        ranges: Sequence[Any] = frame.items[1]
         round_ = frame.header.round
         return cls(
             body.generation,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from tests.simulator.watch import About, Done, Watch, WatchedLife
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
+_VIEW = struct.Struct(">I")
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 
 
@@ -270,7 +272,7 @@ class Host:
 
     def key_of(self, frame: bytes) -> bytes | None:
         """What this host would sign or check such a frame with; None: it does not know that view."""
-        view = int.from_bytes(frame[_VIEW_AT : _VIEW_AT + 4], "big")
+        (view,) = _VIEW.unpack_from(frame, _VIEW_AT)
         return self.keys.get(view) if view else b""
 
     def take_frame(self, source: bytes, data: bytes, key: bytes | None) -> None:

@@ -409,6 +409,9 @@ class Lan:
                     arrival += chance() * conditions.late_s
                 else:  # a LAN keeps the order between two hosts
                     pair = port, host.index, way
-                    arrival = last[pair] = max(arrival, last.get(pair, 0.0) + 1e-9)
-                entry = (max(arrival, now), next(order), host, host.life, take, (host,))
-                heapq.heappush(queue, entry)
+                    soonest = last.get(pair, 0.0) + 1e-9
+                    if arrival < soonest:
+                        arrival = soonest
+                    last[pair] = arrival
+                time = arrival if arrival > now else now
+                heapq.heappush(queue, (time, next(order), host, host.life, take, (host,)))
