@@ -24,7 +24,7 @@ from nicps.bench.arguments import host_count, whole
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
-from nicps.lab.settings import parse_rate
+from nicps.rates import parse_rate
 
 _EXAMPLES = Path(__file__).parents[1] / "docs" / "examples" / "ddp"
 _LIMIT_S = 1800.0

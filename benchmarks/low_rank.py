@@ -23,7 +23,7 @@ from nicps.bench.arguments import in_order, several, whole
 from nicps.errors import EnvironmentProblem, JobFailed, NicpsError
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
-from nicps.lab.settings import parse_rate
+from nicps.rates import parse_rate
 
 _HOSTS = 2
 _BURST_BYTES = 16 * 1024  # the lab's own would let the factors through at any rate

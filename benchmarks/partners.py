@@ -30,9 +30,9 @@ from benchmarks import packed_sets
 from nicps import wire
 from nicps.bench.arguments import in_order, whole
 from nicps.errors import NicpsError
-from nicps.lab import Lab, LabSettings, format_rate
+from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, Folders, joined, open_folder
-from nicps.lab.settings import parse_rate
+from nicps.rates import format_rate, parse_rate
 from nicps.session.channel import Channel
 from nicps.session.commands import await_result
 

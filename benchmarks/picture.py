@@ -20,7 +20,7 @@ import orjson
 from matplotlib import pyplot
 
 from nicps.errors import EnvironmentProblem, NicpsError, UsageProblem
-from nicps.lab.settings import format_rate
+from nicps.rates import format_rate
 
 _STYLES = {"broadcast": ":", "stripes": "-", "switch": "--", "": "-."}  # of exchanges; "": Gloo
 _COLORS = {

@@ -23,8 +23,9 @@ from nicps import wire
 from nicps.bench.barrier import BarrierServer
 from nicps.bench.profile import processor_seconds, profiler, seconds_since
 from nicps.bench.profile import statistics as measured
-from nicps.lab import Lab, LabSettings, format_rate
+from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, joined, open_folder
+from nicps.rates import format_rate
 from nicps.session.commands import await_result, raise_failure
 
 _READY_S = 120.0

@@ -21,7 +21,7 @@ from benchmarks.time_to_accuracy import JOBS, job_with_end, measure_rows, train
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import joined, open_folder
-from nicps.lab.settings import format_rate
+from nicps.rates import format_rate
 
 WORKERS = 4
 FACTOR = 4.0

@@ -19,7 +19,7 @@ from benchmarks import pulls, served_training
 from benchmarks.time_to_accuracy import setting, share
 from nicps.bench.arguments import as_type, duration, host_count, in_order, whole
 from nicps.errors import NicpsError
-from nicps.lab.settings import parse_rate
+from nicps.rates import parse_rate
 
 
 def _rates(text: str) -> tuple[int | None, ...]:

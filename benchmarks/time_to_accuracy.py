@@ -29,7 +29,7 @@ from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, environment, joined, open_folder
 from nicps.lab.links import HOST_INTERFACE
-from nicps.lab.settings import format_rate, parse_rate
+from nicps.rates import format_rate, parse_rate
 from nicps.session.commands import await_result
 from trainer.job import load
 from trainer.prepare import prepare

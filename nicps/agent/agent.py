@@ -82,6 +82,7 @@ class Agent:
                     ethertype=settings.ethertype,
                     destination=settings.destination,
                     keyed=self._keys.keyed,
+                    shape_bps=settings.shape_bps,
                 )
             )
             self._loop.on_signals(self.stop)  # before the socket answers

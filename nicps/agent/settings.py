@@ -25,7 +25,8 @@ class AgentSettings:
     command for when a job has been given up, or no majority is left, with the reason as $1 (R18, R22). Frames go to
     `destination`: to all, or to a multicast group. `exchange` is that of the jobs that this host leads,
     and the one whose sums it believes; of a P4 switch, in a network with a key, only with `trust_switch`. `metrics` is
-    where Prometheus finds the agent's metrics, HOST:PORT; empty: nowhere.
+    where Prometheus finds the agent's metrics, HOST:PORT; empty: nowhere. With `shape_bps` this
+    host's frames leave in order of urgency, at that rate.
 
     Raises:
         UsageProblem: a switch is to add where hosts have a key, and is not trusted explicitly; or a setting for a Linux
@@ -50,6 +51,7 @@ class AgentSettings:
     trust_switch: bool = False
     timings: Timings = field(default_factory=Timings)
     metrics: str = ""
+    shape_bps: int | None = None
 
     def __post_init__(self) -> None:
         if self.exchange.needs_trust and self.key is not None and not self.trust_switch:

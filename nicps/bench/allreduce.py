@@ -22,8 +22,8 @@ from nicps.bench.engines import Engine, Size
 from nicps.bench.profile import Profile
 from nicps.errors import JobFailed
 from nicps.extras import require_extra
-from nicps.lab import format_rate, parse_rate
 from nicps.lab.agents import open_folder
+from nicps.rates import format_rate, parse_rate
 
 LANES = ("i32", "i16", "i8")
 EXCHANGES = ("broadcast", "stripes", "switch")

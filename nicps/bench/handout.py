@@ -13,8 +13,9 @@ import orjson
 from nicps.bench.arguments import host_count, need_disk, whole
 from nicps.bench.barrier import peak_rss_bytes
 from nicps.errors import JobFailed
-from nicps.lab import Lab, LabSettings, parse_loss, parse_rate
+from nicps.lab import Lab, LabSettings, parse_loss
 from nicps.lab.agents import joined, open_folder
+from nicps.rates import parse_rate
 from nicps.session.commands import await_result
 from nicps.session.events import HandedOut
 

@@ -18,8 +18,8 @@ import orjson
 from nicps.bench.allreduce import EXCHANGES, LANES
 from nicps.bench.arguments import host_count, names, need_memory, several, whole
 from nicps.bench.engines import Nicps, Running, Size
-from nicps.lab import parse_rate
 from nicps.lab.agents import open_folder
+from nicps.rates import parse_rate
 
 DESCRIPTION = """\
 Memory of a host whose network sums float32 vectors, each round's in the last and the next to last bank: the BPF maps

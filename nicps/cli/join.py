@@ -15,9 +15,11 @@ from nicps import startup, wire
 from nicps.errors import UsageProblem
 from nicps.exchange import Exchange
 from nicps.protocol.phase import Timings
+from nicps.rates import MOST_RATE_BPS, parse_rate
 from nicps.session.channel import DEFAULT_SOCKET
 from nicps.shutdown import noted_interrupts
 
+LEAST_SHAPE_BPS = 1_000_000
 _BRIDGES = bytes.fromhex("0180c20000")  # 802.1D: switches never forward 01:80:c2:00:00:0x
 
 DESCRIPTION = """\
@@ -129,6 +131,12 @@ def add_parser(subparsers: Any) -> None:
         help="serve metrics for Prometheus there, to whoever can connect; without HOST on this host only"
         " (docs/monitoring.md)",
     )
+    parser.add_argument(
+        "--shape",
+        metavar="RATE",
+        help="send urgent frames before others, at this rate for all programs of this host together: a little less than"
+        " the line's, as 950mbit (docs/own-network.md); taken away at the end",
+    )
     parser.set_defaults(func=run)
 
 
@@ -146,6 +154,20 @@ def group_address(text: str) -> bytes:
             f" {wire.mac_text(wire.GROUP)}, not {text!r}"
         )
     return address
+
+
+def shape_rate(text: str | None) -> int | None:
+    """Bits per second of `--shape`.
+
+    Raises:
+        UsageProblem: it is no rate, or none that the kernel shapes to.
+    """
+    if text is None:
+        return None
+    rate_bps = parse_rate(text)
+    if not LEAST_SHAPE_BPS <= rate_bps <= MOST_RATE_BPS:
+        raise UsageProblem(f"--shape takes 1mbit to 34gbit, not {text}")
+    return rate_bps
 
 
 def run(args: argparse.Namespace) -> int:
@@ -179,6 +201,7 @@ def _serve(args: argparse.Namespace, interrupts: list[int]) -> int:
         exchange=Exchange.SWITCH if args.mode == "switch" else Exchange.BROADCAST,
         trust_switch=args.trust_switch,
         metrics=args.metrics,
+        shape_bps=shape_rate(args.shape),
         timings=Timings(
             silence_s=args.silence,
             silence_most_s=max(args.silence, Timings().silence_most_s),

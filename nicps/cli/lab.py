@@ -30,7 +30,6 @@ from nicps.lab import (
     parse_delay,
     parse_loss,
     parse_probability,
-    parse_rate,
     standing,
     state,
     the_only,
@@ -41,6 +40,7 @@ from nicps.lab.settings import SWITCHES
 from nicps.lab.shield import orderly
 from nicps.lab.show import describe, describe_process, faults_text, headline, rows
 from nicps.lab.teardown import require_root
+from nicps.rates import parse_rate
 
 DEFAULT_NAME = "lab"
 

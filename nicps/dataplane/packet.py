@@ -36,6 +36,7 @@ class PacketSocket:
     Args:
         all_destinations: receive frames to other hosts too: a switch's controller.
         seal: receive only frames with this destination: those that the XDP program has passed up (6 bytes).
+        priority: of the frames that go out (SO_PRIORITY, `nicps.dataplane.htb`).
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class PacketSocket:
         *,
         all_destinations: bool = False,
         seal: bytes | None = None,
+        priority: int = 0,
     ) -> None:
         self._name = interface.name
         self._head = destination + interface.mac + struct.pack(">H", ethertype)
@@ -55,6 +57,7 @@ class PacketSocket:
             self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, layout().limits["MARK"])
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
             wanted = [(_PACKET_MR_MULTICAST, group) for group in {GROUP, destination} - {BROADCAST}]
             if all_destinations:
                 wanted.append((_PACKET_MR_PROMISC, b""))

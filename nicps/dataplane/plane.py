@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 
 from nicps import wire
-from nicps.dataplane import bpf, egress, loader, xdp
+from nicps.dataplane import bpf, egress, htb, loader, xdp
 from nicps.dataplane.doorbell import Doorbell
 from nicps.dataplane.interface import LinkChanges, current_name, still_usable, usable
 from nicps.dataplane.maps import Maps
@@ -43,6 +43,7 @@ class DataPlane:
         ethertype: of our frames.
         destination: of the frames that this host sends: all hosts, or a multicast group (6 bytes).
         keyed: the network has a key: tokens and fragments are signed on their way out. `enter_view` then needs one.
+        shape_bps: put the frames of this host in order, at that rate for all programs together (`htb`).
 
     Raises:
         InterfaceMissing, InterfaceDown, InterfaceUnfit: the interface cannot serve.
@@ -58,6 +59,7 @@ class DataPlane:
         ethertype: int = wire.ETHERTYPE,
         destination: bytes = wire.BROADCAST,
         keyed: bool = False,
+        shape_bps: int | None = None,
     ) -> None:
         programs: dict[str, loader.ProgramKind] = {xdp.PROGRAM: "xdp"}
         if keyed:
@@ -68,6 +70,10 @@ class DataPlane:
             xdp.clear(interface)
             if egress.clear(interface):
                 _log.warning("took away the filter that an older run left on %s", iface)
+            if htb.clear(interface):
+                _log.warning("took away the classes that an older run left on %s", iface)
+            if shape_bps is not None:
+                undo.callback(htb.shape(interface, shape_bps))
             defines = self._defines = {"NICPS_ETHERTYPE": ethertype}
             loaded = loader.load("nicps.c", programs, defines, later={_STRIPES: "xdp"})
             undo.callback(loaded.close)
@@ -78,11 +84,13 @@ class DataPlane:
             self.maps.config["seal"] = np.frombuffer(seal, np.uint8)
             self.maps.config["everybody"] = np.frombuffer(destination, np.uint8)
             self.doorbell = Doorbell(loaded.maps["doorbell"])
-            self._packets = PacketSocket(interface, ethertype, destination, seal=seal)
+            self._packets = PacketSocket(
+                interface, ethertype, destination, seal=seal, priority=htb.CONTROL
+            )
             undo.callback(self._packets.close)
             self.link_changes = LinkChanges(interface.index)
             undo.callback(self.link_changes.close)
-            self.tx = TxRing(interface, ethertype, destination)
+            self.tx = TxRing(interface, ethertype, destination, priority=htb.of_urgency(0))
             undo.callback(self.tx.close)
             if keyed:
                 detach, mode = egress.attach(loaded.programs[egress.PROGRAM], interface)

@@ -56,6 +56,7 @@ class TxRing:
     Args:
         destination: of frames without one of their own: all hosts, or a multicast group.
         frames: slots, a multiple of 2. 512 are 6.2 ms at 1 Gbit/s.
+        priority: of its frames (SO_PRIORITY, `nicps.dataplane.htb`).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class TxRing:
         ethertype: int,
         destination: bytes = BROADCAST,
         frames: int = 512,
+        priority: int = 0,
     ) -> None:
         self.frames = frames
         self._name = interface.name
@@ -73,6 +75,7 @@ class TxRing:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._epoll = select.epoll()
         try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
             self._map(interface, destination + interface.mac + struct.pack(">H", ethertype))
         except BaseException:
             self.close()

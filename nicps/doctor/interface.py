@@ -9,12 +9,14 @@ import fcntl
 import os
 import socket
 import struct
+from pathlib import Path
 
-from nicps.dataplane import bpf, egress, xdp
+from nicps.dataplane import bpf, egress, htb, xdp
 from nicps.dataplane.interface import Interface, read_interface
 from nicps.dataplane.ports import find_port, find_ports
 from nicps.doctor.check import Check, fail, ok, warn
 from nicps.errors import EnvironmentProblem, InterfaceBusy, InterfaceMissing, InterfaceUnfit
+from nicps.rates import format_rate
 from nicps.wire import LEAST_MTU
 
 SIOCETHTOOL = 0x8946
@@ -47,7 +49,7 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
         return [fail("interface", str(error), choice)]
     rows = [_check_up(found), check_mtu(found)]
     if found.up:
-        rows.append(_check_xdp(found))
+        rows += [_check_xdp(found), check_queue(found)]
         if keyed:
             rows.append(check_signing(found))
     return rows
@@ -144,6 +146,35 @@ def _check_xdp(link: Interface) -> Check:
     return warn(
         "XDP", f"{text} only: the driver {driver(link.name)} refuses native mode here", mend
     )
+
+
+def check_queue(link: Interface) -> Check:
+    """Whether `nicps join --shape` could put its classes there; run after XDP has been tried."""
+    there = xdp.attached(link.index)
+    in_use = there is not None and there.name == xdp.PROGRAM
+    if not in_use and os.geteuid() == 0 and htb.clear(link):
+        return ok("queue", "classes that an older run had left were taken away")
+    rate_bps, speed_bps = htb.rate_of(link), _speed_bps(link.name)
+    if rate_bps is not None:
+        text = f"classes at {format_rate(rate_bps)}"
+        if speed_bps is not None and rate_bps > speed_bps:
+            text += (
+                f", and the line has {format_rate(speed_bps)}: frames wait in the NIC, in no order"
+            )
+            return warn("queue", text, f"join with --shape below {format_rate(speed_bps)}")
+        return ok("queue", f"{text}, of a running agent")
+    if (found := htb.described(link)) is not None:
+        return ok("queue", f"{found}, which `nicps join --shape` would not replace")
+    return ok("queue", "as the kernel chose it: `nicps join --shape` can put classes there")
+
+
+def _speed_bps(name: str) -> int | None:
+    """The line's rate as the driver tells it; None if it does not."""
+    try:
+        speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
+    except (OSError, ValueError):
+        return None
+    return speed * 10**6 if speed > 0 else None
 
 
 def check_signing(link: Interface) -> Check:

@@ -12,11 +12,9 @@ from nicps.lab.port import PortCount, PortFaults
 from nicps.lab.settings import (
     Faults,
     LabSettings,
-    format_rate,
     parse_delay,
     parse_loss,
     parse_probability,
-    parse_rate,
 )
 from nicps.lab.teardown import Removed, down, standing, the_only
 
@@ -35,11 +33,9 @@ __all__ = [
     "PortFaults",
     "Removed",
     "down",
-    "format_rate",
     "parse_delay",
     "parse_loss",
     "parse_probability",
-    "parse_rate",
     "standing",
     "the_only",
 ]

@@ -8,21 +8,19 @@ from dataclasses import asdict, dataclass
 
 from nicps import wire
 from nicps.errors import UsageProblem
+from nicps.rates import LEAST_RATE_BPS, MOST_RATE_BPS
 
 MOST_HOSTS = 64
 LEAST_MTU = 576  # of a lab; agents need `wire.LEAST_MTU`
-MOST_MTU = 65_521
-#: With a larger MTU a veth takes only XDP programs that know fragmented frames.
-MOST_RATE_BPS = 34_000_000_000
-LEAST_RATE_BPS = 8_000
+MOST_MTU = (
+    65_521  # with one above 3,500 or so a veth takes only XDP programs that know fragmented frames
+)
 SWITCHES = ("bridge", "xdp")
 MOST_DELAY_MS = 10_000.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bps|bit/s)?", re.IGNORECASE)
 _PROBABILITY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
 _DELAY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:ms)?")
-_SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,6 @@ class Faults:
         return ", ".join([*words, *([f"delay {delay_ms:g} ms"] if delay_ms else [])])
 
 
-def parse_rate(text: str) -> int:
-    """Bits per second from `1gbit`, `100mbit`, `2.5g` or a bare number of bits per second."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise UsageProblem(f"{text!r} is not a rate: write 1gbit, 100mbit or bits per second")
-    return round(float(match[1]) * _SCALE[match[2].lower()])
-
-
 def parse_probability(text: str, what: str) -> float:
     """A probability from `2%` or `0.02`; `what` is the word for it in an error."""
     match = _PROBABILITY.fullmatch(text.strip())
@@ -133,13 +123,3 @@ def parse_delay(text: str) -> float:
     if match is None:
         raise UsageProblem(f"{text!r} is not a delay: write milliseconds, 20 or 0.5")
     return float(match[1])
-
-
-def format_rate(rate_bps: int | None) -> str:
-    """`1gbit` for 10**9; `unshaped` for None."""
-    if rate_bps is None:
-        return "unshaped"
-    for unit in ("g", "m", "k"):
-        if rate_bps >= _SCALE[unit]:
-            return f"{rate_bps / _SCALE[unit]:g}{unit}bit"
-    return f"{rate_bps}bit"

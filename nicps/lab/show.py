@@ -11,7 +11,7 @@ from nicps.lab import state
 from nicps.lab.lab import Host, Lab
 from nicps.lab.port import PortFaults
 from nicps.lab.processes import Running, program
-from nicps.lab.settings import format_rate
+from nicps.rates import format_rate
 
 
 def describe_process(process: Running) -> dict[str, Any]:

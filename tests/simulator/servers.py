@@ -8,7 +8,7 @@ of the program's steps, and go on long after others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from nicps.protocol import KernelState, Phase, SendServed
@@ -29,9 +29,9 @@ Content: TypeAlias = Mapping[Token, Weight]  # never changed, but replaced
 NOTHING: Content = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedFrame:
-    """A frame as it is on the wire. `content`: of HELD."""
+    """A frame as it is on the wire, which is not changed. `content`: of HELD."""
 
     type: FrameType
     view: int
@@ -427,10 +427,10 @@ class ServersKernel:
         host = self.host
         kind = FrameType.TAKEN if content is None else FrameType.HELD
         to = host.node.view.members[frame.sender - 1].mac
-        whose = {"sender": host.node.number, "key": host.node.view.seed, "to": to}
-        said = {"version": version, "staleness": staleness, "reason": int(reason)}
+        whose = frame.view, host.node.view.seed, frame.round, host.node.number
+        said = frame.number, frame.index, version, frame.members, staleness, int(reason)
         content = NOTHING if content is None else content
-        answer = replace(frame, type=kind, **whose, **said, content=content, token=("", 0))
+        answer = ServedFrame(kind, *whose, to, *said, content=content)
         host.lan.stripe(host, answer, host.lan.now, answers=True)
 
     def _count(self, progress: Progress, all_: int) -> None:

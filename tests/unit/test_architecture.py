@@ -101,6 +101,7 @@ MESSAGES = (
     *("nicps.session.shared_form", "nicps.session.served_form", "nicps.session.store_form"),
 )
 EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
+RATES = "nicps.rates"
 STARTUP = "nicps.startup"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
@@ -114,6 +115,7 @@ ROOMS = {
     "nicps/exchange.py": (WIRE,),
     "nicps/extras.py": (ERRORS,),
     "nicps/programs.py": (ERRORS,),
+    "nicps/rates.py": (ERRORS,),
     "nicps/shutdown.py": (),
     "nicps/startup.py": (),
     "nicps/layout.py": (SOURCES,),
@@ -136,9 +138,12 @@ ROOMS = {
         *(ERRORS, WIRE, BARRIER, EXCHANGE, DATAPLANE, SESSION, PROTOCOL, JOB),
         *(SHUTDOWN, "nicps.auth", "nicps.switchauth", "nicps.store", "nicps.agent"),
     ),
-    "nicps/doctor": (ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, "nicps.auth", "nicps.doctor"),
+    "nicps/doctor": (
+        *(ERRORS, WIRE, SOURCES, DATAPLANE, EXTRAS, RATES),
+        *("nicps.auth", "nicps.doctor"),
+    ),
     "nicps/lab": (
-        *(ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, SHUTDOWN),
+        *(ERRORS, WIRE, DATAPLANE, SESSION, PROGRAMS, SHUTDOWN, RATES),
         *("nicps.auth", "nicps.lab"),
     ),
     "nicps/switch": (

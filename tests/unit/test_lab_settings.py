@@ -19,12 +19,10 @@ from nicps.lab import (
     LabNotFound,
     LabProblem,
     LabSettings,
-    format_rate,
     namespaces,
     parse_delay,
     parse_loss,
     parse_probability,
-    parse_rate,
     processes,
     signals,
     state,
@@ -33,6 +31,7 @@ from nicps.lab import (
 from nicps.lab.jobs import RunSettings
 from nicps.lab.processes import Running, program
 from nicps.lab.state import LabState, ProcessRecord
+from nicps.rates import format_rate, parse_rate
 
 
 @pytest.mark.parametrize(
