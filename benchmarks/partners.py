@@ -2,6 +2,7 @@
 """Partner exchange (system B) beside plain synchronous training with the same server, in labs of namespaces, as root.
 
     .venv/bin/python -m benchmarks.partners --workers 2,3,4,5 --rate 1gbit
+    .venv/bin/python -m benchmarks.partners --sets
 
 h1 serves, the others train a model of parallel layers with next to nothing to compute: an iteration is contributions,
 and a pull. Each number of workers has a lab of its own, in which both ways take turns. Cables are shaped in their
@@ -25,6 +26,7 @@ from typing import Any
 
 import orjson
 
+from benchmarks import packed_sets
 from nicps import wire
 from nicps.bench.arguments import in_order, whole
 from nicps.errors import NicpsError
@@ -205,6 +207,12 @@ def table(rows: Sequence[Row]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    if args.sets:
+        packed = packed_sets.measure()
+        print(packed_sets.table(packed))
+        if args.json:
+            print(orjson.dumps([asdict(row) for row in packed]).decode())
+        return 0
     rows: list[Row] = []
     for workers in args.workers:
         rows += measure(workers, args.rate, args.params, args.rounds, args.lane)
@@ -241,6 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--params", type=whole(1), default=1_000_000, help="about so many (%(default)s)")
     add("--rounds", type=whole(3 * _WARM_UP), default=40, help="of training (%(default)s)")
     add("--lane", choices=("i32", "i16", "i8"), default="i32", help="of steps (%(default)s)")
+    add("--sets", action="store_true", help="only show how networks are packed into two sets (B1)")
     add("--json", action="store_true", help="a JSON list as the last line")
     args = parser.parse_args(arguments)
     try:

@@ -29,8 +29,6 @@
 
 #define NICPS_WORKERS 64 /* members that may push to a server */
 #define NICPS_PARAMETER_BITS 40 /* servers hold multiples of 2**-40 */
-#define NICPS_ANY_VERSION \
-	0xffffffff /* in a pull: the present parameters, of any round */
 
 #define NICPS_COUNTING 0x100000000 /* in a count: a processor is about to count */
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */

@@ -9,12 +9,11 @@
 
 #include "nicps_served.h"
 
-/* A question for parameters, at a worker: it passes on what it has pulled, or fills a new server. */
+/* A partner's question for parameters, at a worker: it passes on what it has pulled. */
 static __always_inline int nicps_hand_over(struct nicps_push *body, void *payload,
 					   const struct nicps_sender *sender)
 {
 	struct nicps_stored *stored = nicps_stored(bpf_ntohl(body->index));
-	bool any = bpf_ntohl(body->version) == NICPS_ANY_VERSION;
 	u64 rest;
 	bool here;
 
@@ -23,7 +22,7 @@ static __always_inline int nicps_hand_over(struct nicps_push *body, void *payloa
 	if (!nicps_claim_soon(&stored->claim))
 		return nicps_drop(NICPS_COUNT_BUSY);
 	rest = stored->rest;
-	here = stored->tag && (any || rest >> 32 == sender->round);
+	here = stored->tag && rest >> 32 == sender->round;
 	if (here) {
 		body->exponent = stored->exponent;
 		nicps_copy_lanes(payload, stored->lane);

@@ -33,10 +33,20 @@ from nicps.session.phases import Commit, Phase
 from nicps.session.reducers import Reducer, Standing
 from nicps.session.residual_file import ResidualFile
 from nicps.session.served import OfRound, Served
-from nicps.session.served_form import NearLimit, Pulled, Serves, Stepped
+from nicps.session.served_form import NearLimit, Pulled, Serves, Stepped, second_begins
 from nicps.session.sized import Round, Vector
 
-__all__ = ["F32", "Commit", "JobAborted", "LeftOut", "Phase", "Served", "Session", "Stepped"]
+__all__ = [
+    "F32",
+    "Commit",
+    "JobAborted",
+    "LeftOut",
+    "Phase",
+    "Served",
+    "Session",
+    "Stepped",
+    "second_begins",
+]
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=OfRound)

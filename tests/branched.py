@@ -53,6 +53,35 @@ class GoogLeNet(nn.Module):
         return late if early is None else (late, early)
 
 
+class ResNeXt(nn.Module):
+    """Stages of blocks of eight equal ways, which are added to each other and to what is past them."""
+
+    def __init__(self, ways: int = 8) -> None:
+        super().__init__()
+        self.stem = conv(1, 16, 3)
+        sizes = [(16, 32, 4), (32, 32, 4), (32, 64, 8), (64, 64, 8), (64, 64, 8)]
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(
+                nn.Sequential(
+                    conv(inputs, width, 1), conv(width, width, 3), conv(width, outputs, 1)
+                )
+                for _ in range(ways)
+            )
+            for inputs, outputs, width in sizes
+        )
+        self.past = nn.ModuleList(
+            nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+            for inputs, outputs, _ in sizes
+        )
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for ways, past in zip(self.blocks, self.past, strict=True):
+            x = functional.relu(past(x) + sum(way(x) for way in ways))
+        return self.head(x.mean((2, 3)))
+
+
 class InceptionResidual(nn.Module):
     """Four ways, and a fifth one past them that is empty."""
 

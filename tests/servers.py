@@ -20,7 +20,6 @@ I64 = NDArray[np.int64]
 UNIT = -40
 WEIGHT = 1 << 30
 FULL = 1 << 62
-ANY = 2**32 - 1
 SHORT = wire.PUSH_HEADER_BYTES
 LONG = wire.PUSH_HEADER_BYTES + wire.PAYLOAD_BYTES
 KINDS = (FrameType.PUSH, FrameType.PULL, FrameType.CONTRIBUTION, FrameType.HELD, FrameType.TAKEN)

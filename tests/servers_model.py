@@ -11,7 +11,6 @@ from nicps.dataplane.doorbell import Bell
 from nicps.wire import Flag, FrameType, Refusal
 from tests.model import DROP, TX, Outcome
 from tests.servers import (
-    ANY,
     LONG,
     SHORT,
     Home,
@@ -249,11 +248,11 @@ class ServersModel:
         return self._hold(header, body, version, 0, *shown(part), "pulled", heard=True)
 
     def _pass_on(self, header: wire.Header, body: wire.Push) -> Outcome:
-        """A partner asks, or a new server that takes what there is."""
+        """A partner asks."""
         stored = self.store.get(body.index)
         if stored is None:
             return _drop("range")
-        if not stored.tag or (stored.rest >> 32 != header.round and body.version != ANY):
+        if not stored.tag or stored.rest >> 32 != header.round:
             return self._refuse(header, body, 0, Refusal.ABSENT)
         version = stored.rest & 0xFFFFFFFF
         return self._hold(header, body, version, 0, stored.lanes, stored.exponent, "passed_on")

@@ -12,7 +12,7 @@ import numpy as np
 
 from nicps import wire
 from nicps.wire import Flag, FrameType
-from tests.servers import ANY, KINDS, Home, Stored, pieces, signed
+from tests.servers import KINDS, Home, Stored, pieces, signed
 from tests.servers_model import ServersModel
 from tests.stripes import LANES, MACS, NATIVE, NETWORK, bit_of
 
@@ -190,8 +190,6 @@ class Scene:
             cls = wire.FORMATS[kind][0]
             return cls(members, index, max(fragments, 0), number, width, exponent, 0, 0)  # type: ignore[call-arg]
         version = int(rng.integers(model.whole(header.round) + 1 + int(odd)))
-        if kind == FrameType.PULL and rng.random() < 0.1:
-            version = ANY
         staleness = int(rng.integers(3)) if holder != self.number else 0
         cls = wire.FORMATS[kind][0]
         return cls(version, number, index, max(fragments, 0), staleness, width, exponent, reason)  # type: ignore[call-arg]

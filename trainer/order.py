@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from nicps import client
 from trainer import weights
 from trainer.branches import leaves, needs_of, trace
 from trainer.errors import JobError, Untraceable
 from trainer.flat import FlatModel
-from trainer.packing import FRAGMENT, fragments, second_begins
+from trainer.packing import FRAGMENT, fragments
 
 Fragments = tuple[range, ...]
 Wait = Callable[[Fragments], None]
@@ -308,7 +309,7 @@ def joined(pieces: Iterable[range]) -> Fragments:
 
 def late(layout: weights.Layout, sets: Sequence[int], first: int) -> set[str]:
     """The tensors that a member which pulls set `first` from the servers gets from its partner, at least in part."""
-    begins = second_begins(sets)
+    begins = client.second_begins(sets)
     return {
         name
         for name, place in fragments(layout).items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainer import weights
 from trainer.branches import UNEQUAL, Item
@@ -125,8 +124,3 @@ def fragments(layout: weights.Layout) -> dict[str, range]:
             found[entry["name"]] = range(at // FRAGMENT, -(-end // FRAGMENT))
             at = end
     return found
-
-
-def second_begins(sets: Sequence[Any]) -> int:
-    """The first fragment of set 2, out of `sets` of prepared.json. That in which both meet belongs to set 1."""
-    return -(-int(sets[0]) // FRAGMENT)

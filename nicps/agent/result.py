@@ -95,9 +95,9 @@ def _served(agents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What parameter servers have done (S2, S4); nothing but the name of the system where there were none.
 
     An agent's facts have under `served`: `system`; `pushes`, those of its own training program; `synchronisations`
-    that it has seen; `versions`, of the first server's part, if it was that; `staleness`, as how many values, their
-    sum and the largest, of its pushes at all servers; `pulled` and `passed_on`, the frames with parameters that it has
-    sent as a server, and as a partner (B3).
+    that it has seen; `staleness`, as how many values, their sum and the largest, of its pushes at all servers. What it
+    has read in its kernel may be missing: `versions`, of the first server's part, if it was that; `pulled` and
+    `passed_on`, the frames with parameters that it has sent as a server, and as a partner (B3).
     """
     if not agents:
         return {"system": "R"}
@@ -107,10 +107,10 @@ def _served(agents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     given = {}
     if agents[0]["system"] == "B":
         for name, key in (("server_bytes_out", "pulled"), ("partner_bytes", "passed_on")):
-            given[name] = _HELD_BYTES * sum(agent[key] for agent in agents)
+            given[name] = _HELD_BYTES * sum(agent.get(key, 0) for agent in agents)
     return {
         "system": agents[0]["system"],
-        "versions": max(agent["versions"] for agent in agents),
+        "versions": max(agent.get("versions", 0) for agent in agents),
         "staleness_mean": sum(total) / sum(count) if count else None,
         "staleness_max": max(most, default=None),
         "forced_synchronisations": max(agent["synchronisations"] for agent in agents),

@@ -16,8 +16,9 @@ from nicps.errors import JobFailed
 from nicps.job.text import one_line
 from nicps.protocol.partners import own_set
 from nicps.protocol.phase import Phase
-from nicps.protocol.serving import PULLED_WIDTH, pulled_fragments
+from nicps.protocol.serving import pulled_fragments
 from nicps.protocol.view import View
+from nicps.session import served_form
 from nicps.session.served_form import Serves
 
 SYNC_EVERY = 64  # pushes from one synchronisation to the next (T of S4): the default of the setting `sync_every`
@@ -32,11 +33,11 @@ def second_begins(settings: Mapping[str, Any], sets: Sequence[int]) -> int:
     """The first fragment of set 2 of a job whose workers have partners; otherwise 0.
 
     Args:
-        sets: numbers of each set, as the prepared job has them. The fragment in which both meet belongs to set 1.
+        sets: numbers of each set, as the prepared job has them; none: it has no sets.
     """
     if not sets or not bool(settings.get("partners", True)):
         return 0
-    return -(-int(sets[0]) // wire.lanes_per_fragment(PULLED_WIDTH))
+    return served_form.second_begins(sets)
 
 
 # ---- the lead: which members serve
@@ -158,12 +159,12 @@ class Room:
 
     @classmethod
     def of(cls, phase: Phase, number: int) -> Room:
-        """What that member needs. A server that is alone and does not train pulls nothing, but to be filled."""
+        """What that member needs. A server that is alone and does not train pulls nothing."""
         serving, share = phase.serving, phase.shares[number - 1]
         assert serving is not None
         rank = serving.servers.index(number) if number in serving.servers else -1
         part = serving.part(rank, phase.fragments) if rank >= 0 else range(0)
-        pulls = bool(share) or len(serving.servers) > 1 or bool(serving.source and rank >= 0)
+        pulls = bool(share) or len(serving.servers) > 1
         room = pulled_fragments(phase.fragments, phase.width) if pulls else 0
         pushes = phase.fragments if pulls else 0
         return cls(rank, part.start, len(part), room, pushes, serving.every > 0)

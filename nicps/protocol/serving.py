@@ -20,14 +20,12 @@ class Serving:
         every: a synchronisation is due after so many pushes at a server; 1: each step is one; 0: none is due.
         staleness: a push counts 1 / staleness; otherwise all pushes count alike.
         sets: the first parameter fragment of set 2, where workers have partners; 0: they have none.
-        source: the worker whose store a new server is filled from; 0: none is.
     """
 
     servers: tuple[int, ...]
     every: int
     staleness: bool = True
     sets: int = 0
-    source: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As it lies in a decision's settings."""
@@ -43,7 +41,7 @@ class Serving:
         if values.keys() != {field.name for field in fields(cls)}:
             raise ValueError("not the settings of servers")
         found = cls(**{**values, "servers": tuple(values["servers"])})
-        numbers = (*found.servers, found.every, found.sets, found.source)
+        numbers = (*found.servers, found.every, found.sets)
         if any(type(number) is not int for number in numbers) or type(found.staleness) is not bool:
             raise ValueError("a setting of servers of the wrong type")
         return found
@@ -55,7 +53,6 @@ class Serving:
         return (
             distinct
             and all(number in known for number in self.servers)
-            and (not self.source or (self.source in known and self.source not in self.servers))
             and 0 <= self.every < 1 << 31
             and 0 <= self.sets <= pulled_fragments(fragments, width)
         )

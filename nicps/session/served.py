@@ -27,12 +27,10 @@ from nicps.session.lanes import F32, LaneFormat
 from nicps.session.maps import mapped
 from nicps.session.phases import Commit
 from nicps.session.residual_file import ResidualFile
-from nicps.session.served_form import Pull, Pulled, Serves, Step, Stepped
+from nicps.session.served_form import PULLED_WIDTH, Pull, Pulled, Serves, Step, Stepped
 from nicps.session.shared_form import Committed, Prepared
 from nicps.session.stripes import Records
 
-#: Bits of the lanes in which parameters are pulled.
-_PULLED_WIDTH = 32
 #: How often a waiting program looks whether more parameters are here.
 _GLANCE_S = 0.001
 #: Phases before which what was committed is read.
@@ -74,7 +72,7 @@ class Served:
     ) -> None:
         self._format, self._file, self._number = format, residual, number
         self._say, self._wait, self._glance = say, wait, glance
-        self._pulled = LaneFormat(format.lanes, _PULLED_WIDTH)
+        self._pulled = LaneFormat(format.lanes, PULLED_WIDTH)
         self._quantiser = StepQuantiser(format, residual.residual)
         self._summer = AbsoluteSummer(self._pulled)
         self._values = np.empty(self._pulled.batch * self._pulled.per_fragment, np.float32)
@@ -105,7 +103,7 @@ class Served:
         self.about, self._converted = message, 0
         if message.room:
             both = mmap.PROT_READ | mmap.PROT_WRITE
-            whole = LaneFormat(message.room * self._pulled.per_fragment, _PULLED_WIDTH)
+            whole = LaneFormat(message.room * self._pulled.per_fragment, PULLED_WIDTH)
             self._own = Records("own", self._format, next(fds), message.pushes, both, banks=1)
             self._store = Records("stored", whole, next(fds), message.room, mmap.PROT_READ, banks=1)
         if message.lanes:
@@ -142,7 +140,7 @@ class Served:
             NonFinite, TooLarge: a number of the step cannot be sent; nothing was.
         """
         own, format, quantiser = self._records(self._own), self._format, self._quantiser
-        self._asked = self._newest() if format.width == _PULLED_WIDTH else 0
+        self._asked = self._newest() if format.width == PULLED_WIDTH else 0
         quantiser.begin()
         each = format.per_fragment // self._pulled.per_fragment
         for first in range(0, format.fragments, format.batch):

@@ -6,9 +6,11 @@ Steps and parameters are in shared memory; these messages say when. They are par
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from nicps import wire
 from nicps.session.fields import (
     COUNT,
     FLAG,
@@ -27,6 +29,17 @@ _NUMBER = whole(1, (1 << 32) - 1)  # of a step or a pull
 _VERSION = VIEW
 _SET = whole(0, 2)
 _EVERY = whole(0, (1 << 31) - 1)
+PULLED_WIDTH = 32  # bits of the lanes in which parameters are pulled, whatever is pushed
+
+
+def second_begins(sets: Sequence[int]) -> int:
+    """The first fragment of set 2 (B1). The fragment in which both sets meet belongs to set 1.
+
+    Args:
+        sets: numbers of each set, as the prepared job has them.
+    """
+    return -(-int(sets[0]) // wire.lanes_per_fragment(PULLED_WIDTH))
+
 
 # ---- a training program to its agent
 

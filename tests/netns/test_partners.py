@@ -7,7 +7,7 @@ h1 serves. Each scene is compared with plain synchronous training, which has the
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,25 +131,99 @@ def slow() -> Iterator[Stage]:
         yield network
 
 
+def counted(network: Network, host: str, name: str) -> int:
+    """Frames that the kernel there has counted."""
+    return int((network.status(host) or {})["counters"][name])
+
+
+def given(network: Network, host: str) -> int:
+    """Frames with parameters that a worker has passed on."""
+    return counted(network, host, "passed_on")
+
+
+def begun(network: Network, job: Path, rounds: int, **settings: Any) -> Channel:
+    """A job that goes on for so many rounds."""
+    return network.submit(
+        "h1", job, **{**SYSTEM, "rounds": rounds, "test_every": rounds, **settings}
+    )
+
+
+def giver(network: Network, workers: Sequence[str]) -> str:
+    """A worker that gives its set to a partner now, in the job's first pull.
+
+    Members are numbered as they answer, so any two of three workers may be those that give.
+    """
+    until(
+        lambda: max(given(network, host) for host in workers) > 100, "a worker gives its set", 60.0
+    )
+    return max(workers, key=lambda host: given(network, host))
+
+
 def test_a_partner_is_killed_while_it_gives_its_set(slow: Stage) -> None:
     """The servers are asked for the rest of that pull. The next view deals out groups anew: three are two then."""
-    job = branched(slow.folder, 4_000)
-    channel: Channel = slow.submit("h1", job, **{**SYSTEM, "rounds": 8, "test_every": 8})
-
-    def given(host: str) -> int:
-        return int((slow.status(host) or {})["counters"]["passed_on"])
-
-    # Members are numbered as they answer, so any two of the three may be those that give.
+    channel = begun(slow, branched(slow.folder, 4_000), 8)
     workers = ["h2", "h3", "h4"]
-    until(lambda: max(map(given, workers)) > 100, "a worker gives its set", 60.0)
-    killed = max(workers, key=given)
+    killed = giver(slow, workers)
     slow.end(killed, signal.SIGKILL)
     left = [host for host in workers if host != killed]
-    before = [given(host) for host in left]
+    before = [given(slow, host) for host in left]
     run = slow.finished(channel)
     channel.close()
     assert len(weights(run)) == 8
-    assert all(given(h) > b for h, b in zip(left, before, strict=True)), "they are a pair"
+    assert all(given(slow, h) > b for h, b in zip(left, before, strict=True)), "they are a pair"
+
+
+@pytest.fixture
+def pair() -> Iterator[Stage]:
+    """As `slow`, with two workers."""
+    with Stage(3, rate_bps=100_000_000, program=None) as network:
+        network.up()
+        yield network
+
+
+@pytest.mark.long
+def test_the_partner_of_a_pair_is_killed(pair: Stage) -> None:
+    """The other one is alone then: the server gives it all, the rest of that pull and what comes later."""
+    channel = begun(pair, branched(pair.folder, 4_000), 6)
+    killed = giver(pair, ["h2", "h3"])
+    pair.end(killed, signal.SIGKILL)
+    run = pair.finished(channel)
+    channel.close()
+    assert len(weights(run)) == 6 and killed not in run.members
+
+
+class InPull:
+    """A job of a server, h2, and three workers, and a moment in the middle of a pull."""
+
+    PULLS = 3  # whole ones of each worker
+
+    def __init__(self, network: Stage, rounds: int) -> None:
+        self.network = network
+        self.channel = begun(network, branched(network.folder, 4_000), rounds, servers="h2")
+        sent: list[int] = []
+
+        def pulls() -> bool:
+            sent.append(counted(network, "h2", "pulled"))
+            status = network.status("h1") or {}
+            return status.get("round", 0) > self.PULLS and sent[-1] > sent[-2] > sent[0]
+
+        until(pulls, "a pull is under way", 90.0)
+
+    def ended(self, rounds: int) -> Run:
+        """Well, with that many rounds, and the same weights after each of them."""
+        run = self.network.finished(self.channel)
+        self.channel.close()
+        assert weights(run) and run.result["trained_rounds"] == rounds
+        assert any("h2 served parameters, and left: " in self.network.log(h) for h in run.members)
+        return run
+
+
+@pytest.mark.long
+def test_the_server_is_killed_in_mid_pull(slow: Stage) -> None:
+    """A worker serves in its place, with what it has of the last commit that any of them has pulled."""
+    scene = InPull(slow, 10)
+    slow.end("h2", signal.SIGKILL)
+    assert "h2" not in scene.ended(10).members
 
 
 @pytest.mark.long

@@ -312,9 +312,9 @@ class ServedHost(Host):
             width=lan.plan.width,
             shares=shares,
             quorum=sum(shares),
-            settings={"trained": self.trained, "whole": whole},
+            settings={"trained": self.trained, "whole": whole, "source": source},
             exchange=Exchange.SERVERS,
-            serving=Serving(servers, lan.every, sets=lan.sets, source=source),
+            serving=Serving(servers, lan.every, sets=lan.sets),
         )
         self._decide(phase)
 
@@ -406,12 +406,12 @@ class ServedHost(Host):
 
     def _fill(self, phase: Phase, part: range) -> None:
         """Its part comes from the worker's store, or from its own program at the job's start."""
-        serving, lan = phase.serving, self.lan
+        serving, lan, filled_from = phase.serving, self.lan, phase.settings["source"]
         if self.phase is not phase or serving is None:
             return
         contents = dict.fromkeys(part, NOTHING)
-        if serving.source:
-            mac = self.node.view.members[serving.source - 1].mac
+        if filled_from:
+            mac = self.node.view.members[filled_from - 1].mac
             source = next(host for host in lan.hosts if host.mac == mac)
             if source.dead:
                 self.later(_FILL_S, lambda: self._fill(phase, part))

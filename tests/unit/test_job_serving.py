@@ -134,7 +134,6 @@ def test_room() -> None:
     assert Room.of(serves(every=0), 4).averages is False
     alone = serves(servers=(4,))
     assert Room.of(alone, 4) == Room(0, 0, 101, 0, 0, True), "it pulls nothing"
-    assert Room.of(serves(servers=(4,), source=2), 4).room == 202, "it is filled from 2"
     assert Room.of(serves(servers=(2,)), 2) == Room(0, 0, 101, 202, 101, True), "it trains, too"
 
 
@@ -151,8 +150,8 @@ def test_what_stays_in_the_maps() -> None:
     assert not keeps_part(PHASE, PHASE, 2, ()), "it has none"
     assert not keeps_part(PHASE, serves(servers=(5, 1)), 1, ()), "it is another part"
     assert not keeps_part(PHASE, serves(servers=(1,)), 1, ()), "its part is larger"
-    assert keeps_part(PHASE, serves(servers=(1, 5), source=2), 1, ())
-    assert not keeps_part(PHASE, serves(servers=(1, 5), source=2), 5, ())
+    assert keeps_part(PHASE, serves(servers=(1, 5)), 1, ())
+    assert not keeps_part(PHASE, serves(servers=(1, 5)), 5, ())
     assert not keeps_part(PHASE, replace(PHASE, fragments=102), 1, ())
     assert not keeps_part(PHASE, replace(PHASE, width=8), 1, ())
     assert not keeps_part(serves(every=0), PHASE, 1, ()), "there is no place for averages"

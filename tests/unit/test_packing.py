@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import partners
+from nicps import client
 from nicps.wire import lanes_per_fragment
-from tests.branched import GoogLeNet, Towers
+from tests.branched import GoogLeNet, ResNeXt, Towers
 from tests.trainer_lab import run_job
 from trainer import packing, weights
 from trainer import prepare as preparing
@@ -76,11 +78,30 @@ def test_hundreds_of_items_and_millions_of_parameters() -> None:
 
 def test_the_models() -> None:
     assert off(pack(items_of(load(SHIPPED, {})))) < 0.01 * 6338
-    for model, most in ((GoogLeNet(), 0.001), (GoogLeNet(heads=True), 0.001), (Towers(), 0.05)):
+    for model, most in (
+        (GoogLeNet(), 0.001),
+        (GoogLeNet(heads=True), 0.001),
+        (ResNeXt(), 0.01),
+        (Towers(), 0.05),
+    ):
         sets = pack(find(model, trace(model)))
         assert off(sets) < most * sum(sets.sizes) and sets.warning() is None
+    wide = load(SHIPPED, {"width": "64"})
+    assert off(pack(items_of(wide))) < 0.01 * 316_042
     chain = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 7))
     assert pack(find(chain, trace(chain))).sizes == (72, 63)
+
+
+def test_a_command_shows_how_equal_the_sets_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """B1: under 5 % of all parameters, of the job that ships and of others."""
+    assert partners.main(["--sets", "--json"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    rows = json.loads(last)
+    assert len(rows) == len(table) - 1 >= 5
+    for row, line in zip(rows, table[1:], strict=True):
+        assert line.startswith(row["network"]) and f"{row['first']:,}" in line
+        assert abs(row["first"] - row["second"]) < 0.05 * (row["first"] + row["second"])
+    assert (rows[0]["first"] + rows[0]["second"], rows[0]["branches"]) == (6_338, 8)
 
 
 def test_sets_that_are_not_near_equal_are_a_warning() -> None:
@@ -122,7 +143,7 @@ def test_the_vector_has_set_1_first_and_its_buffers_before_its_modules(tmp_path:
     lanes = sum(weights.size(entry) for entry in entries if entry["name"] in first)
     assert prepared["sets"] == (lanes, weights.lanes(prepared["model"]) - lanes)
     places = packing.fragments(prepared["model"])
-    begins = packing.second_begins(prepared["sets"])
+    begins = client.second_begins(prepared["sets"])
     assert max(places[name].stop for name in first & places.keys()) == begins
     later = places.keys() - first
     assert min(places[name].start for name in later) in (begins, begins - 1)

@@ -131,6 +131,16 @@ def test_a_run_with_partners(run: Run) -> None:
     )
 
 
+def test_frames_with_parameters_that_an_agent_has_not_counted(run: Run) -> None:
+    """An agent that has come to the job at its end, or that of an older version, tells none."""
+    of = SERVED | {"system": "B"}
+    run.facts("h1", served=of | {"pulled": 100, "passed_on": 0})
+    run.facts("h2", served=of | {"pulled": 0, "passed_on": 40})
+    run.facts("h3", served={key: value for key, value in of.items() if key != "versions"})
+    sent = {"server_bytes_out": 151_000, "partner_bytes": 60_400}
+    assert run.result.items() >= sent.items()
+
+
 def test_a_run_in_which_nothing_was_pushed(run: Run) -> None:
     """T = 1."""
     for name in HOSTS:

@@ -16,7 +16,7 @@ from nicps.job.plan import Plan
 from nicps.protocol import Phase
 from nicps.protocol.serving import Serving, per_push, pulled_fragments
 
-SERVING = Serving((1, 4), 64, True, 5, 2)
+SERVING = Serving((1, 4), 64, True, 5)
 PHASE = Phase(
     1,
     1,
@@ -42,7 +42,7 @@ def unpacked(phase: Phase) -> Phase:
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"every": 0}, {"staleness": False}, {"servers": (4,)}, {"sets": 0, "source": 0}],
+    [{}, {"every": 0}, {"staleness": False}, {"servers": (4,)}, {"sets": 0}],
 )
 def test_servers_travel_in_the_decision(values: dict[str, object]) -> None:
     phase = replace(PHASE, serving=replace(SERVING, **values))  # type: ignore[arg-type]
@@ -66,9 +66,6 @@ def test_other_exchanges_say_nothing_of_servers() -> None:
         {"every": 1 << 31},
         {"sets": -1},
         {"sets": 201},
-        {"source": 5},
-        {"source": -1},
-        {"source": 4},
     ],
 )
 def test_servers_that_cannot_be_meant(values: dict[str, object]) -> None:
@@ -85,7 +82,7 @@ def test_servers_that_cannot_be_meant(values: dict[str, object]) -> None:
         (b'"staleness":true', b'"staleness":1'),
         (b'"servers":[1,4]', b'"servers":[1,"4"]'),
         (b'"servers":[1,4]', b'"servers":7'),
-        (b'"sets":5,', b""),
+        (b',"sets":5', b""),
         (b'"sets":5', b'"sets":5,"more":1'),
         (b'"serving":{', b'"serving":7,"settings":{'),
     ],
