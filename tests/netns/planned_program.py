@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training program whose steps have a plan of two channels (docs/channels.md), and that keeps what comes of them.
+
+python -P planned_program.py FOLDER
+
+In step s member k contributes vectors that only k, s and the part's place say (`drawn`). FOLDER/NUMBER-STEP.npz: each
+part's mean, the members counted in its round, and the residual after it. As long as there is FOLDER/hold, a member that
+FOLDER/hold names by its host's name waits before it offers the part that it names behind that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nicps.client import F32, Session
+from nicps.flows import Flows, Part, plan_of
+from nicps.steps import StepEnded
+
+#: Numbers of each part: of channel 0, and of channel 1.
+SIZES = ((5000, 4000, 700), (900, 1500))
+
+
+def drawn(number: int, step: int, channel: int, place: int) -> F32:
+    """What that member contributes."""
+    rng = np.random.default_rng((number, step, channel, place))
+    return rng.standard_normal(SIZES[channel][place], np.float32)
+
+
+def main(folder: Path) -> None:
+    session = Session.attach()
+    width = int(str(session.settings["lane"]).removeprefix("i"))
+    steps, total = int(session.settings["rounds"]), sum(map(sum, SIZES))
+    vector, residual = np.zeros(total, np.float32), np.zeros(total, np.float32)
+    weights, parts, at = np.zeros(total, np.float32), [], 0
+    for sizes in SIZES:
+        parts.append([])
+        for size in sizes:
+            here = slice(at, at + size)
+            parts[-1].append(Part(vector[here], residual[here]))
+            at += size
+    plan = plan_of(parts, width)
+    session.ready(max(SIZES[0]), "begin", residual=residual, plan=plan)
+    flows, step, rows = Flows(session, parts, width), 0, []
+    while (phase := session.next_phase()).kind != "end":
+        if phase.kind == "test":
+            session.tally(phase.first_round, 1, 0)
+            session.decide(phase.first_round, "end")
+            rows.append({"round": phase.first_round, "weights_sha256": ""})
+            continue
+        rounds = [channel.open for channel in phase.channels]
+        while True:
+            flows.begin(phase, rounds)
+            for channel, sizes in enumerate(SIZES):
+                for place in range(len(sizes)):
+                    parts[channel][place].vector[:] = drawn(session.number, step, channel, place)
+            session.progress(rounds[0], phase.share_of(session.number))
+            for channel, place in ((1, 0), (0, 0), (0, 1), (1, 1), (0, 2)):
+                hold(folder, session, step, f"{channel}.{place}")
+                flows.offer(channel, phase.share_of(session.number))
+            try:
+                commit = flows.finish()
+            except StepEnded:
+                break
+            weights -= vector
+            step += 1
+            keep(folder, session, step, vector, residual, flows)
+            digest = hashlib.sha256(weights.tobytes()).hexdigest()
+            session.applied(commit, digest)
+            last = step >= steps
+            session.decide(commit.round, "test" if last else "continue")
+            rows.append({"round": commit.round, "weights_sha256": digest})
+            if last and session.lead:
+                break
+            rounds = [r + len(c.rounds) for r, c in zip(rounds, phase.channels, strict=True)]
+    flows.close()
+    Path("out", "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def hold(folder: Path, session: Session, step: int, part: str) -> None:
+    while (folder / "hold").exists():
+        if (folder / "hold").read_text() != f"{session.name} {part}":
+            return
+        (folder / "held").write_text(str(step))
+        session.alive()
+        time.sleep(0.005)
+
+
+def keep(
+    folder: Path, session: Session, step: int, vector: F32, residual: F32, flows: Flows
+) -> None:
+    counted = {
+        f"counted_{channel}_{place}": np.array(sorted(commit.counted), np.int64)
+        for (channel, place), commit in flows._commits.items()
+    }
+    part = folder / f".{session.number}-{step}.npz"
+    with part.open("wb") as file:
+        np.savez(file, vector=vector, residual=residual, **counted)
+    os.replace(part, folder / f"{session.number}-{step}.npz")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
