@@ -15,14 +15,14 @@ gradients, reads sums, queues frames or counts fragments. `nicps.protocol.exchan
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
 from nicps import wire
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # there is one of each kind
 class Exchange:
     """One kind of exchange.
 
@@ -67,6 +67,10 @@ class Exchange:
     lost: str = ""
     fallback: Exchange | None = None
     fails: str = ""
+
+    def __reduce__(self) -> tuple[Callable[[str], Exchange], tuple[str]]:
+        """In another process it is that one's."""
+        return Exchange.named, (self.name,)
 
     def among(self, live: int) -> Exchange:
         """The exchange in a view of so many live members: a lone one adds for itself where this one needs others."""

@@ -83,8 +83,10 @@ class Announcer:
     def due(self) -> float:
         """When this member repeats its offer or its mark of a round that it cannot commit yet."""
         of = self._of
-        said = of.complete or of.has_offered
-        return self._marks.due(of.channel) if said and self._others and not of.frozen else math.inf
+        due = self._marks.due(of.channel)
+        if due == math.inf or not self._others or of.frozen:
+            return math.inf
+        return due if of.complete or of.has_offered else math.inf
 
     def repeat(self, now: float) -> Steps:
         """Say it again: a member has perhaps not heard it."""

@@ -7,7 +7,6 @@ binds them together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,9 +36,8 @@ class Channel:
 
     def begin(self, phase: Phase, view: View) -> None:
         """The phase is in force: list and marks of the open round have a place."""
-        if self.of.token is None:
-            of, lines = self.of, [Line() for _ in view.members]
-            of.token = TokenState.create(phase.generation, 0, of.round, of.unit, lines)
+        of, lines = self.of, [Line() for _ in view.members]
+        of.token = TokenState.create(phase.generation, 0, of.round, of.unit, lines)
 
     def kernel(self, phase: Phase) -> ChannelState:
         """What the XDP program must know of it now."""
@@ -93,6 +91,12 @@ class ChannelledRing(Ring):
             self._channels.append(Channel(open_round, announcer))
         self._all = (self._control, *(channel.of for channel in self._channels))
         self._turn = 0  # the channel that was announced last
+        plans = [phase.channels[of.channel] for of in self._all]
+        #: By channel, the rounds of higher urgency than its own.
+        self._ahead = [
+            [of for of, other in zip(self._all, plans, strict=True) if other.urgency > own.urgency]
+            for own in plans
+        ]
 
     def _of(self, channel: int) -> OpenRound | None:
         """That channel's open round; None: the phase has no such channel."""
@@ -132,8 +136,9 @@ class ChannelledRing(Ring):
     @property
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
-        states = tuple(channel.kernel(self.phase) for channel in self._channels)
-        return replace(super().kernel, channels=states)
+        state, phase = super().kernel, self.phase
+        state.channels = tuple([channel.kernel(phase) for channel in self._channels])
+        return state
 
     # ---- from view to view
 
@@ -238,11 +243,10 @@ class ChannelledRing(Ring):
 
     def _is_behind(self, channel: int) -> bool:
         """A round of a higher urgency is on its way here: what is less urgent waits for it."""
-        urgency = self.phase.channels[channel].urgency
-        others = (of for of in self._all if self.phase.channels[of.channel].urgency > urgency)
         closing = wire.TokenState.CLOSING
         return any(
-            of.token is not None and of.token.state == closing and not of.complete for of in others
+            of.token is not None and of.token.state == closing and not of.complete
+            for of in self._ahead[channel]
         )
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
@@ -279,12 +283,14 @@ class ChannelledRing(Ring):
         steps: Steps = []
         for channel in self._channels:
             other, before = channel.of, False
+            if not other.complete or other.frozen:
+                continue
             if other.channel == number:
                 before = other.round < round_
             elif self.step is not None:
                 theirs = self.phase.step_of(round_, number)
                 before = self.phase.step_of(other.round, other.channel) < theirs
-            if before and other.complete and not other.frozen:
+            if before:
                 steps += other.commit_marked()
         return steps
 
@@ -300,7 +306,8 @@ class ChannelledRing(Ring):
             steps += super()._settle(now)
             self._note_list()
             for channel in self._channels:
-                channel.begin(self.phase, self._view)
+                if channel.of.token is None:
+                    channel.begin(self.phase, self._view)
                 steps += channel.announcer.settle(now)
             if self.rounds == before:
                 return steps
@@ -341,13 +348,10 @@ class ChannelledRing(Ring):
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        due = [self._announcement_due()]
-        due += [channel.exchange.deadline() for channel in self._channels]
-        return min(super().deadline(), *due)
-
-    def _announcement_due(self) -> float:
-        others = (channel.announcer.due for channel in self._channels)
-        return min(self._announcer.due, *others, math.inf)
+        due = super().deadline()
+        for channel in self._channels:
+            due = min(due, channel.announcer.due, channel.exchange.deadline())
+        return due
 
     def tick(self, now: float) -> Steps:
         """Time has passed."""

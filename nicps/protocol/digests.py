@@ -25,14 +25,17 @@ class Digests:
 
     def compare(self, token: TokenState, open_round: int) -> list[Action]:
         """Take note of what the token's entries report; `Differs`, once it is known who differs."""
-        oldest, fresh = open_round - self._kept, set()
+        oldest, fresh, lines = open_round - self._kept, set(), token.lines
         for k in self._view.order:
-            line = token.lines[k - 1]
-            if line.digest and oldest <= line.read < open_round:
-                reported = self._reported.setdefault(line.read, {})
-                if reported.get(k) != line.digest:
-                    reported[k] = line.digest
-                    fresh.add(line.read)
+            line = lines[k - 1]
+            digest, read = line.digest, line.read
+            if digest and oldest <= read < open_round:
+                reported = self._reported.get(read)
+                if reported is None:
+                    reported = self._reported[read] = {}
+                if reported.get(k) != digest:
+                    reported[k] = digest
+                    fresh.add(read)
         found: list[Action] = []
         for round_ in sorted(fresh):
             found += self._judge(round_, self._reported[round_])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from nicps import wire
 from nicps.protocol.actions import Evicted, Installed, Joiner, Send
@@ -234,14 +235,11 @@ class Membership:
         """R3, R18: a list is in force; R19: or this host has been evicted."""
         body, host = frame.body, self._host
         assert isinstance(body, wire.View)
+        number, entries = body.addressee, cast("tuple[wire.ViewMember, ...]", frame.items[1])
+        if not 0 < number <= len(entries) or entries[number - 1].mac != host.mac:
+            return []  # it is another host's
         successor = Successor.of(frame)
-        number = body.addressee
-        if (
-            successor is None
-            or not 0 < number <= len(successor.members)
-            or successor.members[number - 1].mac != host.mac
-            or body.number >= _MOST_VIEWS
-        ):
+        if successor is None or body.number >= _MOST_VIEWS:
             return []
         view = successor.view(body.number, body.ballot)
         lead = view.members[view.lead - 1].mac

@@ -167,8 +167,8 @@ class Node(NodeParts):
         Call it often. The lead looks after the hops: the token comes to it once in a turn.
         """
         ring = self.rings.current
-        token = ring.token if ring is not None and self._host.leads else None
-        is_worn = token is not None and token.hop >= MOST_HOPS
+        token = ring.token if ring is not None else None
+        is_worn = token is not None and token.hop >= MOST_HOPS and self._host.leads
         return self.rebuild(now, ()) if (key_is_spent or is_worn) and not self.changing else []
 
     def call_hosts(self, job: str, *, calls: bool, closed: bool) -> None:

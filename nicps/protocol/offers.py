@@ -67,7 +67,8 @@ class Offers:
 
     def said(self, round_: int, member: int) -> tuple[int, int] | None:
         """The samples and the unit that the member has offered to that round, if it has."""
-        return self._heard.get(round_, {}).get(member)
+        heard = self._heard.get(round_)
+        return heard.get(member) if heard is not None else None
 
     def members(self, round_: int) -> frozenset[int]:
         """The members that have offered to that round."""
@@ -83,7 +84,7 @@ class Offers:
 
     def close(self, token: TokenState) -> TokenState:
         """A copy of the token, with the list of its round, closed."""
-        lines = [replace(line) for line in token.lines]
+        lines = [line.copy() for line in token.lines]
         heard = self._heard.get(token.round, {})
         listed = self._of_step() if self._of_step is not None else None
         if listed is not None:  # perhaps nobody: all that were in it have left

@@ -258,7 +258,7 @@ class OpenRound:
     def mark(self) -> bool:
         """Mark this member complete without the token, if it is; then it must say so."""
         token = self.token
-        if token is None or token.state != wire.TokenState.CLOSING or self.complete:
+        if self.complete or token is None or token.state != wire.TokenState.CLOSING:
             return False
         if self.held_back or not self.exchange.is_complete(token):
             return False
@@ -297,10 +297,10 @@ class OpenRound:
         """The closed list is known here, and all members have all that it comes to: the round can be committed."""
         token = self.token
         return (
-            token is not None
+            self.complete
+            and token is not None
             and token.state == wire.TokenState.CLOSING
             and token.round == self.round
-            and self.complete
             and not self.frozen
             and all(token.lines[k - 1].complete for k in self._view.order)
         )
@@ -308,7 +308,7 @@ class OpenRound:
     def commit_marked(self) -> list[Action]:
         """Commit the round without the token."""
         assert self.token is not None
-        token = replace(self.token, lines=[replace(line) for line in self.token.lines])
+        token = replace(self.token, lines=[line.copy() for line in self.token.lines])
         self.token = token
         token.commit(self.phase.exchange)
         return self._commit(token)

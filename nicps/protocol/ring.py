@@ -93,7 +93,7 @@ class Ring(RingParts):
             or len(token.lines) != len(view.members)
             or not (round_ <= token.round <= round_ + 1 or self._control.bring_forward(token))
             or token.owner not in view.live
-            or not {sender for sender, _, _ in token.ranges} <= view.live
+            or (token.ranges and not {sender for sender, _, _ in token.ranges} <= view.live)
         ):
             return []
         key = token.key

@@ -64,20 +64,16 @@ class Rings:
         if coming is None:
             return state
         later = coming.kernel
-        return replace(
-            state,
-            round_high=coming.round,
-            bounce=False,
-            sums_next=later.sums,
-            aggregators_next=later.aggregators,
-            width_next=later.width,
-            offered=(
-                state.offered[0] or later.offered[0],
-                state.offered[1] or later.offered[1],
-            ),
-            clock=max(state.clock, later.clock),
-            channels=_both(state.channels, later.channels),
+        state.round_high, state.bounce = coming.round, False
+        state.sums_next, state.aggregators_next = later.sums, later.aggregators
+        state.width_next = later.width
+        state.offered = (
+            state.offered[0] or later.offered[0],
+            state.offered[1] or later.offered[1],
         )
+        state.clock = max(state.clock, later.clock)
+        state.channels = _both(state.channels, later.channels)
+        return state
 
     def check(self, phase: Phase) -> None:
         """Refuse a phase that this host's kernel cannot take part in.

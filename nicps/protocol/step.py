@@ -52,11 +52,16 @@ class Step(Word):
         self.rounds = list(rounds)
         self._phase = phase
         self._leads = view.lead == number
-        self.current = self._lowest()
+        self._enter(self._lowest())
         self.listed: dict[int, int] | None = None
         if listed is not None and self.under_way:
             self.listed = {k: samples for k, samples in listed.items() if k in view.live}
         self._stands = self.current if self.listed is not None else -1  # that step's list does
+
+    def _enter(self, step: int) -> None:
+        self.current = step
+        channels = range(len(self.rounds))
+        self._ends = [self._phase.first_of(step + 1, channel) for channel in channels]
 
     def _lowest(self) -> int:
         of = self._phase.step_of
@@ -70,7 +75,7 @@ class Step(Word):
 
     def has_begun(self, channel: int, round_: int) -> bool:
         """All rounds of the steps before that of this round are committed here, on all channels."""
-        return self._phase.step_of(round_, channel) <= self.current
+        return round_ < self._ends[channel]
 
     def inherits(self, channel: int, round_: int) -> bool:
         """That round has the list of the step's first one, which is place 0 of channel 0.
@@ -95,8 +100,9 @@ class Step(Word):
     def note_list(self, channel: int, token: TokenState) -> None:
         """The list of that round is closed here, or known to be: the first round's is the step's."""
         round_ = self.rounds[channel]
-        first = not self.inherits(channel, round_) and self.has_begun(channel, round_)
-        if first and (token.round, token.state) == (round_, wire.TokenState.CLOSING):
+        if (token.round, token.state) != (round_, wire.TokenState.CLOSING):
+            return
+        if not self.inherits(channel, round_) and self.has_begun(channel, round_):
             lines = enumerate(token.lines, 1)
             self.listed = {k: line.samples for k, line in lines if line.contributed}
 
@@ -105,7 +111,8 @@ class Step(Word):
         if not self.inherits(channel, self.rounds[channel]):
             self.listed = dict(counted)
         self.rounds[channel] += 1
-        before, self.current = self.current, self._lowest()
+        before = self.current
+        self._enter(self._lowest())
         if self.current > before:
             self.listed, self.saves = None, False
             self.undecided = self._leads and self._phase.kind is wire.PhaseKind.TRAIN

@@ -156,7 +156,9 @@ class FailureDetector:
     @property
     def heard(self) -> float:
         """When something came that shows that the token is on its way, or its holder at work."""
-        return max(self._token_at, self._frame_at) if self._token_waits else self._token_at
+        if self._token_waits and self._frame_at > self._token_at:
+            return self._frame_at
+        return self._token_at
 
     def hear_token(self, now: float) -> None:
         """A token was accepted."""
@@ -164,9 +166,15 @@ class FailureDetector:
 
     def measure(self, token_at: float, frame_at: float, holding: bool) -> None:
         """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next."""
-        since = max(self.heard, self._forwarded_at)
-        self._token_at = max(self._token_at, token_at)
-        self._frame_at = max(self._frame_at, frame_at)
+        if token_at <= self._token_at and frame_at <= self._frame_at:
+            return
+        since, forwarded = self.heard, self._forwarded_at
+        if forwarded > since:
+            since = forwarded
+        if token_at > self._token_at:
+            self._token_at = token_at
+        if frame_at > self._frame_at:
+            self._frame_at = frame_at
         heard = self.heard
         if since and not holding and heard > since:
             self._timeout.add_gap(heard - since)

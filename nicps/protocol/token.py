@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Any, Self
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -44,6 +45,11 @@ class Line:
         """It has contributed, or has said that it will not."""
         return bool(self.marks & _SETTLED)
 
+    def copy(self) -> Line:
+        """The same, to be changed by itself."""
+        said = self.samples_before, self.samples, self.ready, self.digest
+        return Line(*said, self.read, self.marks, self.unit)
+
     def commit(self) -> None:
         """The open round is committed: the next one begins."""
         self.samples_before, self.samples, self.ready = self.samples, 0, 0
@@ -81,17 +87,17 @@ class TokenState:
         """The state that a token frame carries."""
         body = frame.body
         assert isinstance(body, wire.Token)
-        entries = cast("tuple[wire.Entry, ...]", frame.items[0])
-        ranges = cast("tuple[wire.Range, ...]", frame.items[1])
+        entries: Sequence[Any] = frame.items[0]
+        ranges: Sequence[Any] = frame.items[1]
         round_ = frame.header.round
         return cls(
-            generation=body.generation,
-            hop=body.hop,
-            owner=body.owner,
-            round=round_,
-            unit=body.unit,
-            unit_before=body.unit_before,
-            lines=[
+            body.generation,
+            body.hop,
+            body.owner,
+            round_,
+            body.unit,
+            body.unit_before,
+            [
                 Line(
                     e.samples_before,
                     e.samples,
@@ -103,26 +109,28 @@ class TokenState:
                 )
                 for e in entries
             ],
-            state=body.state,
-            idle=body.idle,
-            sent=body.sent,
-            settled=body.settled,
-            ranges=[(r.sender, r.first, r.count) for r in ranges],
+            body.state,
+            body.idle,
+            body.sent,
+            body.settled,
+            [(r.sender, r.first, r.count) for r in ranges],
         )
 
     def frame(self, header: wire.Header) -> wire.Frame:
         """As it is sent; the header's round is this token's."""
         entries = tuple(
-            wire.Entry(
-                line.samples_before,
-                line.samples,
-                line.ready,
-                line.digest,
-                line.read & 0xFFFF,
-                line.marks,
-                line.unit,
-            )
-            for line in self.lines
+            [
+                wire.Entry(
+                    line.samples_before,
+                    line.samples,
+                    line.ready,
+                    line.digest,
+                    line.read & 0xFFFF,
+                    line.marks,
+                    line.unit,
+                )
+                for line in self.lines
+            ]
         )
         ranges = tuple(wire.Range(first, count, sender) for sender, first, count in self.ranges)
         body = wire.Token(
@@ -149,14 +157,19 @@ class TokenState:
     @property
     def counted(self) -> int:
         """Samples of the gradients in the open round's list."""
-        return sum(line.samples for line in self.lines)
+        return sum([line.samples for line in self.lines])
 
     @property
     def listed(self) -> int:
         """The closed list, for who follows the token without its entries: a bit a member."""
         if self.state != wire.TokenState.CLOSING:
             return 0
-        return sum(1 << k for k, line in enumerate(self.lines) if line.contributed)
+        listed, bit, contributed = 0, 1, int(wire.Mark.CONTRIBUTED)
+        for line in self.lines:
+            if line.marks & contributed:
+                listed |= bit
+            bit <<= 1
+        return listed
 
     @property
     def saved(self) -> bool:

@@ -14,6 +14,7 @@ from nicps.errors import WireError
 from nicps.protocol.phase import Member
 
 NO_BALLOT = (0, b"")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 #: A value in a frame: itself, its list, the open rounds of channels 1 and up.
 SuccessorItems: TypeAlias = tuple[
     tuple[wire.ViewValue, ...], tuple[wire.ViewMember, ...], tuple[wire.ViewChannel, ...]
@@ -184,17 +185,22 @@ def numbered(h: wire.Header, network: int, sequence: int) -> wire.Header:
 
 def mask(members: Iterable[int]) -> int:
     """Bit k - 1 for member k."""
-    return sum(1 << (k - 1) for k in members)
+    return sum([1 << (k - 1) for k in members])
 
 
 def numbers(bits: int) -> frozenset[int]:
     """The members of such a mask."""
-    return frozenset(k for k in range(1, wire.MAX_MEMBERS + 1) if bits >> (k - 1) & 1)
+    found, bits = [], bits & (1 << wire.MAX_MEMBERS) - 1
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length())
+        bits ^= lowest
+    return frozenset(found)
 
 
 def safe_name(name: str, mac: bytes) -> str:
     """A name that fits the list and can name a folder; where nothing is left of it, one made of the MAC."""
-    kept = re.sub(r"[^A-Za-z0-9._-]", "-", name)[: wire.NAME_BYTES].lstrip(".-")
+    kept = _UNSAFE.sub("-", name)[: wire.NAME_BYTES].lstrip(".-")
     return kept or "m" + mac.hex()
 
 

@@ -11,7 +11,7 @@ from itertools import starmap
 from typing import Any
 
 from nicps.errors import WireError
-from nicps.wire.fields import Layout, pack_one
+from nicps.wire.fields import Layout, pack_all, pack_one
 from nicps.wire.frames import (
     FORMATS,
     Body,
@@ -30,7 +30,8 @@ from nicps.wire.values import BROADCAST, ETHERTYPE, MAX_FRAME_BYTES, MAX_MEMBERS
 
 _TYPE_OF: dict[type[Any], FrameType] = {body: kind for kind, (body, _) in FORMATS.items()}
 
-HEADER_BYTES = Layout.of(Header).struct.size
+_HEADER = Layout.of(Header).struct
+HEADER_BYTES = _HEADER.size
 FRAGMENT_HEADER_BYTES = HEADER_BYTES + Layout.of(Fragment).struct.size
 CONTRIBUTION_HEADER_BYTES = HEADER_BYTES + Layout.of(Contribution).struct.size
 PUSH_HEADER_BYTES = HEADER_BYTES + Layout.of(Push).struct.size
@@ -66,7 +67,7 @@ def pack(header: Header, body: Body, *items: Sequence[Item], tail: bytes = b"") 
     Raises:
         WireError: a value does not fit its field, or the frame is longer than `MAX_FRAME_BYTES`.
     """
-    rest = pack_one(body) + b"".join([pack_one(item) for group in items for item in group]) + tail
+    rest = pack_one(body) + b"".join(map(pack_all, items)) + tail
     length = HEADER_BYTES + len(rest)
     if length > MAX_FRAME_BYTES:
         raise WireError(
@@ -83,13 +84,12 @@ def unpack_header(frame: bytes) -> Header:
     Raises:
         WireError: too short, another version, or cut off.
     """
-    layout = Layout.of(Header)
-    if len(frame) < layout.struct.size:
+    if len(frame) < HEADER_BYTES:
         raise WireError(f"{len(frame)} bytes are too few for a header")
-    header = Header(*layout.struct.unpack_from(frame))
+    header = Header(*_HEADER.unpack_from(frame))
     if header.version != VERSION:
         raise WireError(f"version {header.version} is not {VERSION}")
-    if not layout.struct.size <= header.length <= len(frame):
+    if not HEADER_BYTES <= header.length <= len(frame):
         raise WireError(f"length {header.length} does not fit a frame of {len(frame)} bytes")
     return header
 
@@ -103,26 +103,29 @@ def unpack(frame: bytes) -> Frame:
     header = unpack_header(frame)
     if header.length > MAX_FRAME_BYTES:
         raise WireError(f"length {header.length} is more than {MAX_FRAME_BYTES}")
-    form = FORMATS.get(header.type)  # type: ignore[call-overload]
-    if form is None:
+    known = FORMATS.get(header.type)  # type: ignore[call-overload]
+    if known is None:
         raise WireError(f"type {header.type} is unknown")
-    body_class, groups = form
+    body_class, groups = known
     at, end = HEADER_BYTES, header.length
 
-    def take(cls: type[Any], count: int) -> tuple[Any, ...]:
-        nonlocal at
-        size = Layout.of(cls).struct.size
-        if at + count * size > end:
-            at += (end - at) // size * size
-            raise WireError(
-                f"{body_class.__name__} frame is cut off in {cls.__name__} at byte {at}"
-            )
-        first, at = at, at + count * size
-        return tuple(starmap(cls, Layout.of(cls).struct.iter_unpack(frame[first:at])))
+    form = Layout.of(body_class).struct
+    if at + form.size > end:
+        raise _cut_off(body_class, body_class, at)
+    body = body_class(*form.unpack_from(frame, at))
+    at += form.size
+    items = []
+    for cls, count in groups:
+        form, first = Layout.of(cls).struct, at
+        at += getattr(body, count) * form.size
+        if at > end:
+            raise _cut_off(body_class, cls, first + (end - first) // form.size * form.size)
+        items.append(tuple(starmap(cls, form.iter_unpack(frame[first:at]))))
+    return Frame(header, body, tuple(items), bytes(frame[at:end]))
 
-    (body,) = take(body_class, 1)
-    items = tuple(take(cls, getattr(body, count)) for cls, count in groups)
-    return Frame(header, body, items, bytes(frame[at:end]))
+
+def _cut_off(body: type[Any], cls: type[Any], at: int) -> WireError:
+    return WireError(f"{body.__name__} frame is cut off in {cls.__name__} at byte {at}")
 
 
 def pack_grant(grant: Grant, members: Sequence[GrantMember]) -> bytes:
@@ -131,7 +134,7 @@ def pack_grant(grant: Grant, members: Sequence[GrantMember]) -> bytes:
     Raises:
         WireError: a value does not fit its field.
     """
-    return pack_one(grant) + b"".join([pack_one(member) for member in members])
+    return pack_one(grant) + pack_all(members)
 
 
 def unpack_grant(tail: bytes) -> tuple[Grant, tuple[GrantMember, ...]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple, get_type_hints
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
     @staticmethod
     def of(cls: type[Any]) -> Layout:
         """Layout of one of the dataclasses of `nicps.wire.frames`."""
-        return _LAYOUTS.get(cls) or _LAYOUTS.setdefault(cls, Layout._derive(cls))
+        return _LAYOUTS[cls]
 
     @staticmethod
     def _derive(cls: type[Any]) -> Layout:
@@ -86,7 +86,15 @@ class Layout(NamedTuple):
         return Layout(names, wires, tuple(offsets), form, values)
 
 
-_LAYOUTS: dict[type[Any], Layout] = {}
+class _Layouts(dict[type[Any], Layout]):
+    """Each is derived when it is needed first."""
+
+    def __missing__(self, cls: type[Any]) -> Layout:
+        layout = self[cls] = Layout._derive(cls)
+        return layout
+
+
+_LAYOUTS = _Layouts()
 
 
 def pack_one(value: Any) -> bytes:
@@ -95,8 +103,24 @@ def pack_one(value: Any) -> bytes:
     Raises:
         WireError: a value does not fit its field.
     """
-    layout = Layout.of(type(value))
+    layout = _LAYOUTS[type(value)]
     try:
         return layout.struct.pack(*layout.values(value))
     except struct.error as error:
         raise WireError(f"{type(value).__name__} does not fit the wire: {error}: {value}") from None
+
+
+def pack_all(values: Sequence[Any]) -> bytes:
+    """Bytes of values that are all of one class, one after the other.
+
+    Raises:
+        WireError: one of them does not fit its field.
+    """
+    if not values:
+        return b""
+    layout = _LAYOUTS[type(values[0])]
+    pack, of = layout.struct.pack, layout.values
+    try:
+        return b"".join([pack(*of(value)) for value in values])
+    except struct.error:
+        return b"".join(map(pack_one, values))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -178,6 +179,7 @@ def test_the_starter_while_it_prepares(
     job = tiny_job(open_path, "import time\ntime.sleep(60)\n")
     child = three.start("h1", "submit", str(job), "--wait")
     until(lambda: processes(three, "h1", f"{light_nicps.ENTRY} prepare"), "the job is prepared")
+    until(lambda: select.select([child.stderr], [], [], 0)[0], "the command has said so")
     three.end("h1", number)
     done = three.finish(child)
     if number == signal.SIGINT:

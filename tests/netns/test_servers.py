@@ -94,8 +94,8 @@ def test_no_synchronisation_but_tests(four: Network, job: Path) -> None:
 
 def test_two_servers_share_the_parameters(four: Network, job: Path) -> None:
     """Of 15 fragments the first has seven, the second eight."""
-    counters, of = Counters(four), {"servers": "h2,h4", "sync_every": 4, "lane": "i32"}
-    run = four.train(job, rounds=12, test_every=6, **of, **SYSTEM)
+    counters, of = Counters(four), {"servers": "h2,h4", "sync_every": 12, "lane": "i32"}
+    run = four.train(job, rounds=24, test_every=12, **of, **SYSTEM)
     checked(run)
     pushed = counters.of("pushed")
     assert sorted(pushed) == ["h2", "h4"] and pushed["h2"] * 8 == pushed["h4"] * 7

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulator.host import Host
 
 Key = tuple[int, int, int]  # first round of the phase, channel, round
+Place = tuple[bytes, int, tuple[int, ...]]  # a view's seed, a phase, the open round of each channel
 
 
 class ChannelChecks(Checks):
@@ -32,6 +33,7 @@ class ChannelChecks(Checks):
         #: Steps that a lead has decided on: it saves after the next one; who it is, in which life, and the view.
         self._words: dict[int, tuple[bool, int, int, int]] = {}
         self._saved: dict[tuple[int, int], bool] = {}
+        self._places: dict[Host, Place | None] = {}
 
     def has_room(self, host: Host, blocks: int) -> None:
         """Rooms are the agent's."""
@@ -157,19 +159,28 @@ class ChannelChecks(Checks):
         moved = list(self.moved)
         super().step()
         for host in moved:
-            self._abreast(host)
+            place = self._place(host)
+            if place != self._places.get(host):
+                self._places[host] = place
+                self._abreast(host, place)
 
-    def _abreast(self, host: Host) -> None:
+    def _place(self, host: Host) -> Place | None:
+        """View, phase, and the open round of each channel; None: it is in no phase, or the view is about to change."""
         node = host.node
         ring = node.rings.current
         if ring is None or host.dead or node.state is not NodeState.MEMBER or node.changing:
+            return None
+        return node.view.seed, ring.phase.number, ring.rounds
+
+    def _abreast(self, host: Host, place: Place | None) -> None:
+        """A host has come to another place. The others were held against one another when they came to theirs."""
+        if place is None:
             return
         for other in self.lan.hosts:
-            there = other.node.rings.current
-            if other is host or other.dead or there is None or other.node.changing:
+            there = self._place(other) if other is not host else None
+            if there is None or there[:2] != place[:2]:
                 continue
-            if other.node.view.seed != node.view.seed or there.phase.number != ring.phase.number:
-                continue
-            for channel, (a, b) in enumerate(zip(ring.rounds, there.rounds, strict=True)):
+            for channel, (a, b) in enumerate(zip(place[2], there[2], strict=True)):
                 if abs(a - b) > 1:
-                    self.fail(f"channel {channel}: {node.name} is in {a}, {other.node.name} in {b}")
+                    names = host.node.name, other.node.name
+                    self.fail(f"channel {channel}: {names[0]} is in {a}, {names[1]} in {b}")

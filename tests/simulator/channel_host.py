@@ -95,7 +95,8 @@ class ChannelHost(Host):
         """Carry them out; the lead calls hosts all the time."""
         if self.dead:
             return
-        self.lan.checks.frozen(self, actions)
+        if actions:
+            self.lan.checks.frozen(self, actions)
         self.node.call_hosts(JOB, calls=self.node.leads, closed=True)
         super().do(actions)
 

@@ -43,6 +43,9 @@ class Port:
         self.taken: dict[tuple[int, int, int], set[int]] = {}
         self.stripes = Stripes(self)  # type: ignore[arg-type]
         self.lan = _LanOfPort(host.lan, channel)
+        self.mac, self.index, self.clock = host.mac, host.index, host.clock
+        self._of: KernelState | None = None  # what `_state` was made of
+        self._state: KernelState | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.host, name)
@@ -51,6 +54,11 @@ class Port:
     def state(self) -> KernelState | None:
         """What the agent has written for this channel."""
         state = self.host.kernel.state
+        if state is not self._of:
+            self._of, self._state = state, self._state_in(state)
+        return self._state
+
+    def _state_in(self, state: KernelState | None) -> KernelState | None:
         if state is None or self.channel > len(state.channels):
             return None
         of = state.channels[self.channel - 1]

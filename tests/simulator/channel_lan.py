@@ -277,9 +277,13 @@ def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
 
 def _all_stand_by(lan: ChannelLan) -> bool:
     """The job has ended, though its lead is lost: all that are left have heard so."""
-    nodes = [host.node for host in lan.hosts if not host.dead]
-    there = all(node.state is NodeState.STANDBY for node in nodes)
-    return there and any(node.ended for node in nodes)
+    ended = False
+    for host in lan.hosts:
+        if not host.dead:
+            if host.node.state is not NodeState.STANDBY:
+                return False
+            ended |= host.node.ended
+    return ended
 
 
 def finish(lan: ChannelLan) -> Outcome:

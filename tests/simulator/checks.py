@@ -61,6 +61,7 @@ class Checks:
         self.trained = 0  # rounds of training that somebody has applied
         self.tampered: set[int] = set()  # the hosts whose weights a test has changed, by index
         self.moved: list[Host] = []  # their nodes have done something since `step`
+        self._roomy: dict[Host, tuple[object, ...]] = {}  # with this they had room
 
     def branch(self, host: Host) -> Branch:
         """What must be the same for two hosts to be held against each other."""
@@ -121,7 +122,7 @@ class Checks:
 
     def told(self, host: Host, data: bytes) -> None:
         """A list in force has come to a host: it counts for whom it is for, by its nonce."""
-        if data[1] == wire.FrameType.VIEW and kind_of(data) == INSTALL:
+        if kind_of(data) == INSTALL:
             frame = wire.unpack(data)
             assert isinstance(frame.body, wire.View)
             if frame.body.nonce == host.node.membership.fresh:
@@ -185,12 +186,19 @@ class Checks:
 
     def has_room(self, host: Host, blocks: int) -> None:
         """The kernel can take all fragments of the phase in force, or of the one that is prepared."""
-        node = host.node
+        node, part = host.node, host.part
         ring = node.rings.coming or node.rings.current
-        if ring is None or node.changing or node.phase is None:
+        if ring is None:
             return
-        phase, stripes = ring.phase, host.kernel.stripes
-        if phase.exchange.absolute and host.part is not None and host.part.accumulators.refused:
+        stripes = host.kernel.stripes
+        makes = part is not None and not part.accumulators.memory.places
+        what = ring, blocks, stripes.records, stripes.places, makes
+        if what == self._roomy.get(host):
+            return
+        if node.changing or node.phase is None:
+            return
+        phase = ring.phase
+        if phase.exchange.absolute and part is not None and part.accumulators.refused:
             return  # another phase is on its way
         there, needed = [blocks], [1 if phase.exchange.absolute else phase.blocks]
         if n := len(phase.aggregators(node.view.live)):
@@ -199,9 +207,10 @@ class Checks:
             needed = [phase.fragments, -(-phase.fragments // n)]
             if phase.exchange.central:
                 needed[1] = 0
-            if host.part is not None and not host.part.accumulators.memory.places:
+            if makes:
                 needed[1] = 0  # they are being made
         if all(have >= need for have, need in zip(there, needed, strict=True)):
+            self._roomy[host] = what
             return
         dropped = node.phase.number > phase.number  # another phase is being prepared
         if not dropped:

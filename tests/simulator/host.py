@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from tests.simulator.watch import About, Done, Watch, WatchedLife
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
 
+_VIEW = struct.Struct(">I")
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
 
 
@@ -270,7 +272,7 @@ class Host:
 
     def key_of(self, frame: bytes) -> bytes | None:
         """What this host would sign or check such a frame with; None: it does not know that view."""
-        view = int.from_bytes(frame[_VIEW_AT : _VIEW_AT + 4], "big")
+        (view,) = _VIEW.unpack_from(frame, _VIEW_AT)
         return self.keys.get(view) if view else b""
 
     def take_frame(self, source: bytes, data: bytes, key: bytes | None) -> None:
@@ -278,7 +280,10 @@ class Host:
             return
         if data[1] == wire.FrameType.TOKEN and not self.kernel.take_token(wire.unpack(data)):
             return
-        self.wake(self.frame_up, source, data)
+        if self.paused:
+            self.wake(self.frame_up, source, data)
+        else:
+            self.frame_up(source, data)
 
     def take_of_switch(self, data: bytes) -> None:
         """A Linux switch says something; it needs no view's key for that."""
@@ -286,7 +291,8 @@ class Host:
 
     def frame_up(self, source: bytes, data: bytes) -> None:
         now = self._sync()
-        self.lan.checks.told(self, data)
+        if data[1] == wire.FrameType.VIEW:
+            self.lan.checks.told(self, data)
         self.do(self.machine.on_frame(now, source, data))
 
     def list_up(self, view: int, round_: int, members: int, unit: int) -> None:
@@ -299,7 +305,7 @@ class Host:
 
     def _arm(self) -> None:
         deadline = self.machine.deadline()
-        if deadline != self._timer and deadline < math.inf:
+        if deadline != self._timer and deadline != math.inf:
             self._timer = deadline
             time = max((deadline - self.index * 1000.0) / self.rate, self.lan.now + 1e-5)
             self.lan.at_host(self, time, self._due, deadline)

@@ -169,7 +169,9 @@ class Receiver:
 
     def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
         here = self._sums_here(round_, view, first, end)
-        beyond = max((at for at, one in enumerate(here, 1) if one), default=0)
+        beyond = len(here)
+        while beyond and not here[beyond - 1]:
+            beyond -= 1
         return first + (here.index(False) if False in here else len(here)), first + beyond
 
     def missing_sums(

@@ -392,7 +392,7 @@ class Lan:
         port, at = (sender.index, sender.index) if sender is not None else (-1, 0)
         if loss and chance() < loss:
             return
-        near = self.near(at)
+        near, now, queue, order = self.near(at), self.now, self._queue, self._order
         for host in self.hosts if only is None else (only,):
             if host is sender or host.dead or host.index not in near:
                 continue
@@ -409,5 +409,9 @@ class Lan:
                     arrival += chance() * conditions.late_s
                 else:  # a LAN keeps the order between two hosts
                     pair = port, host.index, way
-                    arrival = last[pair] = max(arrival, last.get(pair, 0.0) + 1e-9)
-                self.at_host(host, arrival, take, host)
+                    soonest = last.get(pair, 0.0) + 1e-9
+                    if arrival < soonest:
+                        arrival = soonest
+                    last[pair] = arrival
+                time = arrival if arrival > now else now
+                heapq.heappush(queue, (time, next(order), host, host.life, take, (host,)))

@@ -6,7 +6,7 @@ XDP program, whose processors may stall at each step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nicps import wire
@@ -224,7 +224,7 @@ class LinuxSwitch:
         boots.add(self.control.boot)
         if len(boots) > 1:
             self._lan.checks.fail(f"the switch was started again in view {frame.view}")
-        made = replace(frame, type=FrameType.SUM, lane=place.made, to=None)
+        made = frame.changed(type=FrameType.SUM, lane=place.made, to=None)
         self._send(made, granted)
 
     def find(self, pair: Pair, tag: int, rest: int) -> Place | None:
@@ -253,16 +253,16 @@ class LinuxSwitch:
         if place is not None and place.what[0] != frame.members:
             return "malformed"
         if place is not None and place.finished:
-            answer = replace(frame, type=FrameType.SUM, lane=place.made, to=source)
+            answer = frame.changed(type=FrameType.SUM, lane=place.made, to=source)
         else:
             lacking = frame.members & ~(place.seen if place is not None else 0)
-            answer = replace(frame, type=FrameType.LACKING, members=lacking, to=source)
+            answer = frame.changed(type=FrameType.LACKING, members=lacking, to=source)
         assert self._granted is not None
         self._send(answer, self._granted)
         return ""
 
     def _send(self, frame: StripeFrame, granted: Granted) -> None:
-        frame = replace(frame, sender=0, key=granted.seed)
+        frame.sender, frame.key = 0, granted.seed
         if self._lan.lose.get(frame.type):
             self._lan.lose[frame.type] -= 1
             return

@@ -7,7 +7,6 @@ A processor may stall at each of the program's steps, and go on long after other
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nicps import wire
@@ -270,7 +269,7 @@ class Stripes:
         stored.claimed = place.claimed = False
         yield  # ADDED
         self._count(bank, tag, frame.fragments)
-        self._send_back(replace(frame, type=FrameType.SUM, lane=made, to=None))
+        self._send_back(frame.changed(type=FrameType.SUM, lane=made, to=None))
 
     def is_fresh(self, place: Gather, tag: int) -> bool:
         """Whether this is the first contribution of its round there."""
@@ -326,9 +325,9 @@ class Stripes:
             to = host.node.view.members[frame.sender - 1].mac
         if lane.finite and lane.exponent - frame.unit > wire.MAX_SHIFT[frame.width]:
             return
-        what = replace(frame, type=FrameType.CONTRIBUTION, index=index, lane=lane, number=0)
         rest_view, behind = self.rest[bank] if not frame.sender else (0, 0)
-        self._send_back(replace(what, to=to, rest_view=rest_view, behind=behind))
+        kind, rest = FrameType.CONTRIBUTION, {"rest_view": rest_view, "behind": behind}
+        self._send_back(frame.changed(type=kind, index=index, lane=lane, number=0, to=to, **rest))
 
     def _answer(self, frame: StripeFrame, state: KernelState, aggregators: tuple[int, ...]) -> str:
         host, bank, mine = self.host, frame.round & 1, 1 << self.host.node.number - 1
@@ -350,7 +349,7 @@ class Stripes:
         ready = self._is_offered(own, bank)
         if ready if alone else stored.tag == frame.tag:
             lane = own.lane if alone else stored.lane
-            answer = replace(frame, type=FrameType.SUM, lane=lane)
+            answer = frame.changed(type=FrameType.SUM, lane=lane)
         else:
             lacking = frame.members
             if place.tag == frame.tag and not alone and place.what[4] == frame.index:
@@ -358,15 +357,16 @@ class Stripes:
             most = wire.MAX_SHIFT[frame.width]
             if ready and (not own.lane.finite or own.lane.exponent - frame.unit <= most):
                 lacking &= ~mine
-            answer = replace(frame, type=FrameType.LACKING, members=lacking)
+            answer = frame.changed(type=FrameType.LACKING, members=lacking)
         asker = host.node.view.members[frame.sender - 1].mac
-        self._send_back(replace(answer, to=asker))
+        answer.to = asker
+        self._send_back(answer)
         return ""
 
     def _send_back(self, frame: StripeFrame) -> None:
-        """By XDP_TX: at once, past whatever is queued, and signed with the key that is there now."""
+        """By XDP_TX: at once, past whatever is queued. The frame is signed here, with the key that is there now."""
         host = self.host
-        frame = replace(frame, sender=host.node.number, key=host.node.view.seed)
+        frame.sender, frame.key = host.node.number, host.node.view.seed
         host.lan.stripe(host, frame, host.lan.now, answers=True)
 
     # ---- the doorbell

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulator.host import Host
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class About:
     """The node's action that the life of the job deals with next; the phase that this host had prepared last."""
 
@@ -24,7 +24,7 @@ class About:
     prepared: Phase | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Done:
     """The life of the job has dealt with it."""
 

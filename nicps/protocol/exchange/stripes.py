@@ -159,7 +159,11 @@ class StripesExchanger(Exchanger):
         """When the next sum has not come for too long."""
         if self._dropped:
             return math.inf
-        return min((s.due for s in self._stripes if s.here < s.end), default=math.inf)
+        due = math.inf
+        for stripe in self._stripes:
+            if stripe.here < stripe.end and stripe.due < due:
+                due = stripe.due
+        return due
 
     # ---- what the control asks
 
@@ -196,10 +200,11 @@ class StripesExchanger(Exchanger):
     def is_complete(self, token: TokenState) -> bool:
         """This member has all sums. The lead waits until all others have: until then it may decide otherwise."""
         lines = token.lines
-        others = (k for k in self._view.order if k != self._number)
-        if self._number == self._view.lead and not all(lines[k - 1].complete for k in others):
-            return False
-        listed = [k for k, line in enumerate(lines, 1) if line.contributed]
+        if self._number == self._view.lead:
+            others = (k for k in self._view.order if k != self._number)
+            if not all(lines[k - 1].complete for k in others):
+                return False
+        listed = [k for k, line in enumerate(lines, 1) if line.marks & wire.Mark.CONTRIBUTED]
         if not listed:
             return True
         if listed == [self._number]:  # it reads its own lanes

@@ -10,6 +10,7 @@ from nicps import wire
 from nicps.protocol.actions import Action, NotAdded
 from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.token import TokenState
+from nicps.protocol.view import mask
 
 _STILL_TURNS = 12  # without a new sum; each time everybody has sent again what lacks one
 _LEAST_WINDOW = 8
@@ -136,7 +137,7 @@ class SwitchExchanger(Exchanger):
 
     @property
     def _everybody(self) -> int:
-        return sum(1 << (k - 1) for k in self._view.live)
+        return mask(self._view.live)
 
     @property
     def _contributes(self) -> bool:
@@ -152,7 +153,8 @@ class SwitchExchanger(Exchanger):
         """What the token of a closed list says."""
         if not self._listed:
             self._progress.moved_at = now
-        self._listed, self._total = token.listed, self._sums_of(token)
+        self._listed = token.listed
+        self._total = self._phase.fragments_in(token.round) if self._listed else 0
         self._samples = token.lines[self._number - 1].samples
         self._settled = max(self._settled, token.settled)
 

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Need first: which parameters travel in which round, on which channel (P2; docs/channels.md, "Need first").
+
+    timing = Timing(nbytes, released, needed, backward, forward)     # measured, in the order of need
+    line = Line.fitted(rounds, update)                               # measured
+    plan = plan_for(timing, line, channels=4, hosts=4)
+    plan.ends, plan.channels, plan.seconds
+
+Arithmetic only: no clock, no network, and nothing of nicps. Whoever measures is the trainer, and a script's hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+MOST_ROUNDS = 32  # of a step, over all channels (`nicps.wire.MOST_ROUNDS`)
+CONTROL_FRAMES = 12_000  # a second, of all members together: the kernel's limit
+_CONTROL_SHARE = 1 / 4  # of a member's, that rounds may take; each round takes two
+_SIMPLER = 1.01  # fewer rounds are preferred within this
+_PAYS = 1.03  # by so much several channels must be better than one
+_OFF = 0.15  # a step this far from its prediction is measured again
+_BETTER = 1.05  # by so much another plan must be better than the one in force
+_SETTLED = 20  # steps until a plan is judged
+_REST = 100  # steps from one measurement to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One step of a model, computing only. All sequences have an entry for each parameter, in the order of need.
+
+    Attributes:
+        nbytes: bytes of its gradient on the line.
+        released: seconds from the beginning of backward until all members have its gradient.
+        needed: seconds from the beginning of forward until its first use.
+        backward, forward: seconds of each.
+    """
+
+    nbytes: tuple[int, ...]
+    released: tuple[float, ...]
+    needed: tuple[float, ...]
+    backward: float
+    forward: float
+
+    def __post_init__(self) -> None:
+        if not len(self.nbytes) == len(self.released) == len(self.needed) > 0:
+            raise ValueError("a timing has bytes, release and need of each parameter")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What rounds take.
+
+    Attributes:
+        latency: seconds of a round beside its bytes: offer, mark, reading.
+        pace: seconds a byte.
+        update: seconds a byte to read a sum and update its parameters.
+    """
+
+    latency: float
+    pace: float
+    update: float = 0.0
+
+    @classmethod
+    def fitted(cls, rounds: Sequence[tuple[int, float]], update: float = 0.0) -> Line:
+        """Least squares over (bytes, seconds) of rounds that had the line alone; neither part is below 0.
+
+        Raises:
+            ValueError: there is no round.
+        """
+        if not rounds:
+            raise ValueError("no round was measured")
+        n = len(rounds)
+        mean_b, mean_s = sum(b for b, _ in rounds) / n, sum(s for _, s in rounds) / n
+        spread = sum((b - mean_b) ** 2 for b, _ in rounds)
+        common = sum((b - mean_b) * (s - mean_s) for b, s in rounds)
+        pace = max(0.0, common / spread) if spread else mean_s / mean_b
+        latency = mean_s - pace * mean_b
+        if latency < 0.0:  # the line through 0
+            latency, pace = 0.0, sum(b * s for b, s in rounds) / sum(b * b for b, _ in rounds)
+        return cls(latency, pace, update)
+
+
+class Bounds(NamedTuple):
+    """Seconds of a step without latency: all one after the other; with backward overlap; with a priority for each
+    parameter, which no plan can be better than.
+    """
+
+    one_after_the_other: float
+    backward_overlap: float
+    at_best: float
+
+
+def bounds(timing: Timing, pace: float) -> Bounds:
+    """Of that model on such a line (docs/channels.md has the formulas)."""
+    ahead, overlap, late = 0.0, timing.backward, 0.0
+    for nbytes, released, needed in zip(timing.nbytes, timing.released, timing.needed, strict=True):
+        ahead += nbytes * pace  # of all that is needed as early
+        overlap = max(overlap, released + ahead)
+        late = max(late, released + ahead - timing.backward - needed)
+    computing = timing.backward + timing.forward
+    return Bounds(computing + ahead, overlap + timing.forward, computing + late)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one round brings: bytes `first` to `last` of the vector, in the order of need.
+
+    Attributes: `released`, of its last gradient; `needed`, of its first use.
+    """
+
+    first: int
+    last: int
+    released: float
+    needed: float
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.last - self.first
+
+
+def cut(timing: Timing, count: int, grain: int = 1) -> list[Part]:
+    """At most `count` parts of about equal bytes, in the order of need.
+
+    A part ends where a parameter does, if that is within a quarter of a part of the equal share; a larger parameter is
+    cut at a multiple of `grain` bytes.
+    """
+    places = [0]
+    for nbytes in timing.nbytes:
+        places.append(places[-1] + nbytes)
+    total, ends = places[-1], [0]
+    for at in range(1, count):
+        wanted = total * at / count
+        near = min(places, key=lambda place: abs(place - wanted))
+        inside = round(wanted / grain) * grain
+        end = near if abs(near - wanted) <= total / count / 4 else inside
+        if ends[-1] < end < total:
+            ends.append(end)
+    ends.append(total)
+    return [_part(timing, places, first, last) for first, last in pairwise(ends)]
+
+
+def _part(timing: Timing, places: Sequence[int], first: int, last: int) -> Part:
+    inside = [
+        index
+        for index, (begins, ends) in enumerate(pairwise(places))
+        if begins < last and first < ends
+    ]
+    released = max(timing.released[index] for index in inside)
+    return Part(first, last, released, min(timing.needed[index] for index in inside))
+
+
+def step_seconds(
+    timing: Timing, line: Line, parts: Sequence[Part], channels: Sequence[int]
+) -> float:
+    """From the beginning of one backward pass to that of the next, if each part is on that channel.
+
+    One line; at any time it has the open round of the highest channel. A channel's rounds come in the order in which
+    they are released, and the next one is open once the one before is committed. Forward waits for each part.
+    """
+    arrives = _arrivals(line, parts, channels)
+    clock, before = timing.backward, 0.0
+    for part, arrival in zip(parts, arrives, strict=True):
+        clock, before = clock + max(0.0, part.needed - before), max(before, part.needed)
+        clock = max(clock, arrival) + part.nbytes * line.update
+    return clock + timing.forward - before
+
+
+def overlapped_seconds(timing: Timing, line: Line, parts: Sequence[Part]) -> float:
+    """The same with backward overlap only: one channel, and forward begins once all parameters are updated."""
+    last = max(_arrivals(line, parts, (0,) * len(parts)))
+    updates = parts[-1].last * line.update
+    return max(timing.backward, last) + updates + timing.forward
+
+
+def _arrivals(line: Line, parts: Sequence[Part], channels: Sequence[int]) -> list[float]:
+    """When each part's sum is there."""
+    queues: dict[int, list[int]] = {}
+    for index in sorted(range(len(parts)), key=lambda k: (parts[k].released, -k), reverse=True):
+        queues.setdefault(channels[index], []).append(index)  # the next one is the last
+    arrives = [0.0] * len(parts)
+    opens = {channel: parts[queue[-1]].released for channel, queue in queues.items()}
+    left = {channel: parts[queue[-1]].nbytes * line.pace for channel, queue in queues.items()}
+    now = 0.0
+    while opens:
+        waiting = [channel for channel, at in opens.items() if at <= now]
+        if not waiting:
+            now = min(opens.values())
+            continue
+        channel = max(waiting)
+        more_urgent = [at for other, at in opens.items() if other > channel and at > now]
+        until = min(more_urgent, default=now + left[channel])
+        if until < now + left[channel]:
+            left[channel], now = left[channel] - (until - now), until
+            continue
+        now += left[channel]
+        queue = queues[channel]
+        free = arrives[queue.pop()] = now + line.latency
+        if queue:
+            opens[channel] = max(free, parts[queue[-1]].released)
+            left[channel] = parts[queue[-1]].nbytes * line.pace
+        else:
+            del opens[channel]
+    return arrives
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rounds of a step. Parts in the order of need.
+
+    Attributes:
+        ends: of each part, in bytes of the vector.
+        channels: of each part, from 0; a higher one is more urgent.
+        seconds: the step's time, as predicted.
+        single: the same with the same rounds on one channel.
+    """
+
+    ends: tuple[int, ...]
+    channels: tuple[int, ...]
+    seconds: float
+    single: float
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The part of the bytes that each channel has."""
+        nbytes = [0] * (max(self.channels) + 1)
+        for (first, last), channel in zip(pairwise((0, *self.ends)), self.channels, strict=True):
+            nbytes[channel] += last - first
+        return tuple(each / self.ends[-1] for each in nbytes)
+
+
+def equal_shares(timing: Timing, line: Line, channels: int, rounds: int, grain: int = 1) -> Plan:
+    """So many rounds, dealt out to the channels in equal numbers: what a phase begins with."""
+    parts = cut(timing, rounds, grain)
+    return _planned(timing, line, parts, _equal_cuts(min(channels, len(parts)), len(parts)))
+
+
+def plan_for(
+    timing: Timing,
+    line: Line,
+    *,
+    channels: int,
+    hosts: int,
+    rounds: int = MOST_ROUNDS,
+    grain: int = 1,
+) -> Plan:
+    """The plan of the least predicted time; one channel, where several are not 3 % better than it.
+
+    Args:
+        channels: at most so many.
+        hosts: members, which share the control frames out.
+        rounds: of a step, at most.
+        grain: bytes of a fragment.
+    """
+    control = CONTROL_FRAMES / (hosts + 1) * _CONTROL_SHARE / 2
+    found: dict[int, Plan] = {}
+    for count in range(channels, rounds + 1, channels):
+        parts = cut(timing, count, grain)
+        plan = _descend(timing, line, parts, min(channels, len(parts)))
+        if len(parts) <= max(channels, plan.seconds * control):
+            found.setdefault(len(parts), plan)
+    if not found:
+        raise ValueError(f"{rounds} rounds are too few for {channels} channels")
+    least = min(plan.seconds for plan in found.values())
+    best = found[min(k for k, plan in found.items() if plan.seconds <= least * _SIMPLER)]
+    if best.single < best.seconds * _PAYS:
+        return Plan(best.ends, (0,) * len(best.channels), best.single, best.single)
+    return best
+
+
+def _equal_cuts(channels: int, parts: int) -> list[int]:
+    """The first part of each channel but the most urgent one's, front-most first."""
+    return [parts * at // channels for at in range(1, channels)]
+
+
+def _planned(timing: Timing, line: Line, parts: Sequence[Part], cuts: Sequence[int]) -> Plan:
+    numbers = tuple(sum(index < cut for cut in cuts) for index in range(len(parts)))
+    seconds = step_seconds(timing, line, parts, numbers)
+    single = step_seconds(timing, line, parts, (0,) * len(parts))
+    return Plan(tuple(part.last for part in parts), numbers, seconds, single)
+
+
+def _descend(timing: Timing, line: Line, parts: Sequence[Part], channels: int) -> Plan:
+    """From equal shares, each cut is moved as long as that helps."""
+    cuts = _equal_cuts(channels, len(parts))
+    best = _planned(timing, line, parts, cuts)
+    moved = True
+    while moved:
+        moved = False
+        for at in range(len(cuts)):
+            for step in (-1, 1):
+                while True:
+                    fresh = [*cuts[:at], cuts[at] + step, *cuts[at + 1 :]]
+                    edges = [0, *fresh, len(parts)]
+                    if any(first >= last for first, last in pairwise(edges)):
+                        break
+                    plan = _planned(timing, line, parts, fresh)
+                    if plan.seconds >= best.seconds:
+                        break
+                    cuts, best, moved = fresh, plan, True
+    return best
+
+
+@dataclass(slots=True)
+class Review:
+    """When the lead measures again, and whether another plan takes the place of the one in force.
+
+    Attributes: `plan`, None before there is one; `hosts`, that it was made for; `since`, the step that it is in force
+    from; `measured`, the step of the last measurement.
+    """
+
+    plan: Plan | None = None
+    hosts: int = 0
+    since: int = 0
+    measured: int = 0
+
+    def asks(self, step: int, hosts: int, seconds: float) -> bool:
+        """Whether to measure from this step on.
+
+        Args:
+            hosts: members now.
+            seconds: of a step, the median since the plan is in force.
+        """
+        if self.plan is None:
+            return True
+        if step - self.since < _SETTLED or step - self.measured < _REST:
+            return False
+        off = abs(seconds - self.plan.seconds) > _OFF * self.plan.seconds
+        return off or hosts != self.hosts
+
+    def take(self, step: int, hosts: int, fresh: Plan, kept: float) -> bool:
+        """A plan was made from a measurement at this step. Returns whether it comes into force.
+
+        Args:
+            kept: what the plan in force is predicted to take, by the same measurement.
+        """
+        self.measured, self.hosts = step, hosts
+        if self.plan is not None and kept < fresh.seconds * _BETTER:
+            return False
+        self.plan, self.since = fresh, step
+        return True
