@@ -128,6 +128,11 @@ class Flows:
         """Whether the mean of that part is there."""
         return (channel, place) in self._commits
 
+    @property
+    def settled(self) -> bool:
+        """All that has been offered in this step is committed and read."""
+        return len(self._commits) == sum(self._given)
+
     def finish(self) -> Commit:
         """Wait until all parts are there, which have been offered, or are about to be.
 

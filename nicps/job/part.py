@@ -72,8 +72,8 @@ class Part:
     Attributes: `steps` of training. `digest` of the hand-out, once all of it is here; `prepared`, the job's settings
     from it. `unit`, the next training round's, once one has counted; `unit_of`: the exchange of the phase in which it
     has. `exchange`, of the last training phase, None before the first; `switch_failed`: a Linux switch was given up
-    before that; `channels`, that phase's plan of a step; `rest`: the committed round whose remainders such a switch adds
-    next. `finishing`: the end has been decided. `cancelled`: the user of this host has cancelled the job.
+    before that; `channels`, its plan of a step; `rest`: the committed round whose remainders such a switch adds next.
+    `finishing`: the end has been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(

@@ -4,8 +4,9 @@
 python -P planned_program.py FOLDER
 
 In step s member k contributes vectors that only k, s and the part's place say (`drawn`). FOLDER/NUMBER-STEP.npz: each
-part's mean, the members counted in its round, and the residual after it. As long as there is FOLDER/hold, a member that
-FOLDER/hold names by its host's name waits before it offers the part that it names behind that.
+part's mean, the members counted in its round, and the residual after it. As long as there is FOLDER/hold, the host
+that it names waits before it offers the part of the step that it names ("h2 0.2 3"), and makes FOLDER/held once all
+that it has offered in that step is committed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main(folder: Path) -> None:
                     parts[channel][place].vector[:] = drawn(session.number, step, channel, place)
             session.progress(rounds[0], phase.share_of(session.number))
             for channel, place in ((1, 0), (0, 0), (0, 1), (1, 1), (0, 2)):
-                hold(folder, session, step, f"{channel}.{place}")
+                hold(folder, session, step, f"{channel}.{place}", flows)
                 flows.offer(channel, phase.share_of(session.number))
             try:
                 commit = flows.finish()
@@ -83,11 +84,12 @@ def main(folder: Path) -> None:
     Path("out", "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def hold(folder: Path, session: Session, step: int, part: str) -> None:
-    while (folder / "hold").exists():
-        if (folder / "hold").read_text() != f"{session.name} {part}":
-            return
-        (folder / "held").write_text(str(step))
+def hold(folder: Path, session: Session, step: int, part: str, flows: Flows) -> None:
+    """Wait as long as the file says so; it is held once what it has offered is committed."""
+    file, held = folder / "hold", folder / "held"
+    while file.exists() and file.read_text() == f"{session.name} {part} {step}":
+        if flows.settled and not held.exists():
+            held.touch()
         session.alive()
         time.sleep(0.005)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 
 from nicps.collective.feedback import Compressed
 from tests.collectives import make
-from tests.netns.labs import ROOT
+from tests.netns.labs import ROOT, until
 from tests.netns.members import Network, tiny_job
 from tests.netns.planned_program import SIZES, drawn
 
@@ -101,3 +102,45 @@ def test_sums_of_both_channels(network: Planned, lane: str) -> None:
         paths = {number: network.kept / f"{number}-{step}.npz" for number in (1, 2, 3)}
         counted = reference.check(step, paths)
         assert set(map(tuple, counted.values())) == {(1, 2, 3)}
+
+
+def results(network: Network) -> list[Path]:
+    """Of the jobs, wherever they have ended."""
+    return [
+        path for host in network.names for path in network.place(host, "runs").glob("*/result.json")
+    ]
+
+
+@pytest.mark.short("h3")
+@pytest.mark.parametrize("lost", ["h3", "h1"])
+def test_a_host_is_lost_between_two_commits_of_a_step(network: Planned, lost: str) -> None:
+    """Another member, or the lead. Its gradient is in the parts that were committed, and in no other."""
+    steps, held = 8, network.kept / "held"
+    (network.kept / "hold").write_text("h2 0.2 3")  # the last part that it offers
+    settings = {**SETTINGS, "lane": "i8", "rounds": steps}
+    with closing(network.submit("h1", tiny_job(network.folder), **settings)):
+        until(held.exists, "h2 has offered all but one part")
+        status = network.status("h2")
+        assert status is not None
+        numbers = {member["name"]: member["number"] for member in status["members"]}
+        network.end(lost, signal.SIGKILL)
+
+        def is_gone() -> bool:
+            status = network.status("h2")
+            assert status is not None
+            states = {member["name"]: member["state"] for member in status["members"]}
+            return states[lost] == "left"
+
+        until(is_gone, f"the others go on without {lost}")
+        (network.kept / "hold").unlink()
+        until(lambda: results(network), "the result")
+    result = json.loads(results(network)[0].read_text())
+    assert result["rounds"] == steps and result["weights_identical"]
+    reference, rest = Reference(8), {*numbers.values()} - {numbers[lost]}
+    for step in range(1, steps + 1):
+        there = {*numbers.values()} if step <= 3 else rest
+        paths = {number: network.kept / f"{number}-{step}.npz" for number in there}
+        counted = reference.check(step, paths)
+        before, after = (1, 2, 3) if step <= 4 else tuple(sorted(rest)), tuple(sorted(rest))
+        assert {tuple(who) for at, who in counted.items() if at != (0, 2)} == {before}, step
+        assert tuple(counted[0, 2]) == (before if step < 4 else after), step
