@@ -52,6 +52,7 @@ class _Offer(NamedTuple):
     """A channel's thread takes the part of that place, which this member has `samples` for; 0: it only reads."""
 
     step: int
+    channel: int
     place: int
     samples: int
 
@@ -62,9 +63,18 @@ class Flows:
     Args:
         parts: by channel, in the order of their rounds.
         width: of the job's lanes, in bits.
+        together: channels have rounds open at the same time. Otherwise rounds come one after the other, in the order of
+            the offers, which is the same at all members then.
     """
 
-    def __init__(self, session: Session, parts: Sequence[Sequence[Part]], width: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        parts: Sequence[Sequence[Part]],
+        width: int,
+        *,
+        together: bool = True,
+    ) -> None:
         assert session.channels is not None, "only of a job whose steps have a plan"
         self._session, self._channels = session, session.channels
         self._parts, self._width = parts, width
@@ -75,13 +85,10 @@ class Flows:
         self._commits: dict[tuple[int, int], Committed] = {}  # by channel and place
         self._done = 0  # parts whose means are there, or do not come
         self._failure: BaseException | None = None
-        self._queues = [SimpleQueue[_Offer | None]() for _ in parts]
-        self._threads = [
-            threading.Thread(target=self._flow, args=(channel,), daemon=True)
-            for channel in range(len(parts))
-        ]
-        for thread in self._threads:
-            thread.start()
+        count = len(parts) if together else 1
+        self._queues = [SimpleQueue[_Offer | None]() for _ in range(count)]
+        for queue in self._queues:
+            threading.Thread(target=self._flow, args=(queue,), name="flow", daemon=True).start()
 
     @property
     def plan(self) -> tuple[ChannelPlan, ...]:
@@ -115,7 +122,8 @@ class Flows:
         with self._lock:
             place = self._given[channel]
             self._given[channel] += 1
-            self._queues[channel].put(_Offer(self._step, place, samples))
+            queue = self._queues[min(channel, len(self._queues) - 1)]
+            queue.put(_Offer(self._step, channel, place, samples))
 
     def offer_rest(self, samples: int) -> None:
         """All parts that have not gone out do, in the order of the plan."""
@@ -164,21 +172,22 @@ class Flows:
 
     # ---- a channel's thread
 
-    def _flow(self, channel: int) -> None:
-        while (offer := self._queues[channel].get()) is not None:
+    def _flow(self, queue: SimpleQueue[_Offer | None]) -> None:
+        while (offer := queue.get()) is not None:
             if offer.step != self._step:
                 continue
             try:
-                self._exchange(channel, offer)
+                self._exchange(offer)
             except BaseException as failure:  # the thread that computes raises it
                 self._failure = failure
             with self._lock:
                 self._done += offer.step == self._step
             self._channels.wake()
 
-    def _exchange(self, channel: int, offer: _Offer) -> None:
+    def _exchange(self, offer: _Offer) -> None:
         if self._channels.ends:
             return
+        channel = offer.channel
         round_ = self._rounds[channel] + offer.place
         part = self._parts[channel][offer.place]
         vector = Compressed(part.vector, part.residual, self._width, mean=False)

@@ -24,6 +24,7 @@ SYNC_EVERY = (
 )
 MIN_MICRO_BATCHES = 10  # R13
 MOST_CHANNELS = 8  # of a step's plan
+SCOPES = ("queue", "order")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,9 @@ class Settings:
     bucket_mb: gradients go out in buckets of so many MB (of float32), each as backward has made it. `quorum` is 1 then,
         and the exchange is stripes. None: in one, once backward has ended.
     priorities: the plan of a step has at most so many channels, 1 to 8, each with its own rounds and urgency; the
-        exchange is stripes. None: no plan.
+        exchange is stripes. None: no plan. With it `bucket_mb` is the room of all channels together.
+    priority_scope: how far priorities reach: "queue", rounds of a plan come one after the other; "order", each channel
+        has a round open.
     exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
         "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto", the switch
         where the starting host believes one, else stripes.
@@ -85,6 +88,7 @@ class Settings:
     rank: int | None = None
     bucket_mb: float | None = None
     priorities: int | None = None
+    priority_scope: str = "order"
     exchange: str = "auto"
     quorum: float = 0.9
     micro_batches: int = MIN_MICRO_BATCHES
@@ -192,7 +196,8 @@ def implied(settings: Settings) -> Settings:
         return dataclasses.replace(settings, lane="i32", quorum=1.0)
     if settings.packed:
         return dataclasses.replace(settings, quorum=1.0, sync_every=1)
-    if settings.bucket_mb is not None or settings.served:
+    buckets = settings.bucket_mb is not None and settings.priorities is None
+    if buckets or settings.served:
         return dataclasses.replace(settings, quorum=1.0)
     return settings
 
@@ -229,6 +234,7 @@ def check(settings: Settings) -> None:
     if settings.bucket_mb is not None:
         _demand(settings, "rank", settings.rank is None, "none, as bucket_mb is set")
         _demand(settings, "clip", settings.clip is None, "none, as bucket_mb is set")
+    _demand(settings, "priority_scope", settings.priority_scope in SCOPES, " or ".join(SCOPES))
     if settings.priorities is not None:
         _check_priorities(settings)
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")

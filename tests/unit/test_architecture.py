@@ -147,6 +147,7 @@ ROOMS = {
     ),
     "trainer": (
         *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
+        *("nicps.flows", "nicps.need_first"),
         *(ERRORS, EXTRAS, PROGRAMS, STARTUP),
         *("nicps.gradient_json", "trainer"),
     ),
