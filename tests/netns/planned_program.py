@@ -25,7 +25,7 @@ from nicps.flows import Flows, Part, plan_of
 from nicps.steps import StepEnded
 
 #: Numbers of each part: of channel 0, and of channel 1.
-SIZES = ((5000, 4000, 700), (900, 1500))
+SIZES = ((60_000, 4000, 700), (900, 15_000))
 
 
 def drawn(number: int, step: int, channel: int, place: int) -> F32:
