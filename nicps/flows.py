@@ -65,6 +65,8 @@ class Flows:
         width: of the job's lanes, in bits.
         together: channels have rounds open at the same time. Otherwise rounds come one after the other, in the order of
             the offers, which is the same at all members then.
+
+    Attributes: `commits`, of the parts of this step whose means are there, by channel and place.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Flows:
         self._step = 0  # counts them; what is of an earlier one is dropped
         self._rounds: list[int] = []  # the first one of each channel in the step
         self._given: list[int] = []  # parts that were given to the channel's thread
-        self._commits: dict[tuple[int, int], Committed] = {}  # by channel and place
+        self.commits: dict[tuple[int, int], Committed] = {}
         self._done = 0  # parts whose means are there, or do not come
         self._failure: BaseException | None = None
         count = len(parts) if together else 1
@@ -111,7 +113,7 @@ class Flows:
         with self._lock:
             self._step += 1
             self._rounds, self._given = list(rounds), [0] * len(self._parts)
-            self._commits, self._done = {}, 0
+            self.commits, self._done = {}, 0
 
     def offer(self, channel: int, samples: int) -> None:
         """The next part of that channel is whole, the sum over `samples`: it goes out.
@@ -134,12 +136,12 @@ class Flows:
 
     def has(self, channel: int, place: int) -> bool:
         """Whether the mean of that part is there."""
-        return (channel, place) in self._commits
+        return (channel, place) in self.commits
 
     @property
     def settled(self) -> bool:
         """All that has been offered in this step is committed and read."""
-        return len(self._commits) == sum(self._given)
+        return len(self.commits) == sum(self._given)
 
     def finish(self) -> Commit:
         """Wait until all parts are there, which have been offered, or are about to be.
@@ -154,9 +156,9 @@ class Flows:
         self._channels.attend(lambda: self._failure is not None or self._done == count)
         if self._failure is not None:
             raise self._failure
-        if len(self._commits) < count:
+        if len(self.commits) < count:
             raise StepEnded
-        last = self._commits[0, len(self._parts[0]) - 1]
+        last = self.commits[0, len(self._parts[0]) - 1]
         return Commit.of(last, offered=last.counted.get(self._session.number, 0) > 0)
 
     def give_up(self) -> None:
@@ -202,4 +204,4 @@ class Flows:
             np.divide(part.vector, np.float32(samples), out=part.vector)
         else:
             part.vector[:] = 0.0
-        self._commits[channel, offer.place] = commit
+        self.commits[channel, offer.place] = commit

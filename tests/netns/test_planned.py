@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from nicps.collective.feedback import Compressed
 from tests.collectives import make
 from tests.netns.labs import ROOT, until
 from tests.netns.members import Network, tiny_job
-from tests.netns.planned_program import SIZES, drawn
+from tests.netns.planned_program import REPLANNED, SIZES, drawn
 
 PROGRAM = ROOT / "tests" / "netns" / "planned_program.py"
 PLACES = [(channel, place) for channel, sizes in enumerate(SIZES) for place in range(len(sizes))]
@@ -38,8 +39,10 @@ class Planned(Network):
 
 
 @pytest.fixture
-def network() -> Iterator[Planned]:
-    with Planned(3, program=PROGRAM) as made:
+def network(request: pytest.FixtureRequest) -> Iterator[Planned]:
+    """No host is taken for silent that is not, however busy the machine is: its program could not come back."""
+    silence = getattr(request, "param", "20")
+    with Planned(3, program=PROGRAM, arguments=("--silence", silence)) as made:
         made.up()
         yield made
 
@@ -92,6 +95,7 @@ class Reference:
         return counted
 
 
+@pytest.mark.short("i8")
 @pytest.mark.parametrize("lane", ["i8", "i32"])
 def test_sums_of_both_channels(network: Planned, lane: str) -> None:
     """Each part's sum is that of the reference at all members, and so is what rounding has left over."""
@@ -104,6 +108,22 @@ def test_sums_of_both_channels(network: Planned, lane: str) -> None:
         assert set(map(tuple, counted.values())) == {(1, 2, 3)}
 
 
+def test_another_plan(network: Planned) -> None:
+    """The lead's program decides on it: from the next step on the same parts go out on three channels."""
+    (network.kept / "plan").touch()
+    run = network.train(tiny_job(network.folder), **SETTINGS, rounds=8, lane="i16")
+    assert run.result["rounds"] == 8 and run.result["weights_identical"]
+    reference = Reference(16)
+    for step in range(1, 9):
+        paths = {number: network.kept / f"{number}-{step}.npz" for number in (1, 2, 3)}
+        assert set(map(tuple, reference.check(step, paths).values())) == {(1, 2, 3)}
+    rows = [row["round"] for row in run.metrics("h1")]
+    # Channel 0 has three rounds a step, then two; the phase begins above the highest round of all channels.
+    assert {after - before for before, after in pairwise(rows[:REPLANNED])} == {3}
+    assert {after - before for before, after in pairwise(rows[REPLANNED:8])} == {2}
+    assert rows[REPLANNED] > rows[REPLANNED - 1] + 2
+
+
 def results(network: Network) -> list[Path]:
     """Of the jobs, wherever they have ended."""
     return [
@@ -111,7 +131,8 @@ def results(network: Network) -> list[Path]:
     ]
 
 
-@pytest.mark.short("h3")
+@pytest.mark.short("h3-")
+@pytest.mark.parametrize("network", ["3"], indirect=True, ids=[""])
 @pytest.mark.parametrize("lost", ["h3", "h1"])
 def test_a_host_is_lost_between_two_commits_of_a_step(network: Planned, lost: str) -> None:
     """Another member, or the lead. Its gradient is in the parts that were committed, and in no other."""

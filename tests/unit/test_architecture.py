@@ -130,6 +130,7 @@ ROOMS = {
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/collective": (ERRORS, WIRE, BARRIER, SESSION, "nicps.collective"),
     "nicps/torch": (ERRORS, "nicps.collective", "nicps.torch"),
+    "nicps/flows.py": (ERRORS, SESSION, "nicps.client", "nicps.collective", "nicps.steps"),
     "nicps/steps.py": (ERRORS, WIRE, SESSION, "nicps.client", "nicps.collective"),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
