@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -27,9 +28,11 @@ from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
 from nicps.session.lanes import F32, LaneFormat, Residual
+from nicps.session.mailbox import Mailbox
 from nicps.session.memory import Memory
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
+from nicps.session.planned import Channels
 from nicps.session.reducers import Reducer, Standing
 from nicps.session.residual_file import ResidualFile
 from nicps.session.served import OfRound, Served
@@ -84,6 +87,10 @@ class Session:
         self._kept: list[OfRound] = []  # what was told of rounds, and is not awaited yet
         self._offered = 0  # round of the last contribution
         self._vector: F32 | None = None  # the same
+        self._sending = threading.Lock()
+        self._mail: Mailbox | None = None
+        #: The rounds of a step, where steps have a plan; each channel may be another thread's.
+        self.channels: Channels | None = None
         #: Parameters, from the first training phase on in which members serve them.
         self.served: Served | None = None
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
@@ -110,7 +117,14 @@ class Session:
 
     # ---- getting ready
 
-    def ready(self, lanes: int, digest: str, *, residual: F32 | None = None) -> None:
+    def ready(
+        self,
+        lanes: int,
+        digest: str,
+        *,
+        residual: F32 | None = None,
+        plan: Sequence[shared_form.ChannelPlan] = (),
+    ) -> None:
         """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
 
         A job that is resumed goes on with the residual that this host has kept; where it has none that fits, with none.
@@ -118,19 +132,26 @@ class Session:
         Args:
             residual: of a job whose steps take several rounds (`nicps.steps`): float32 (n,), which the program writes.
                 In a job that is resumed it gets what this host has kept.
+            plan: of a job whose steps have one (`priorities`), with a residual: the first one. `lanes` are those of the
+                largest round of channel 0 then.
 
         Raises:
             JobAborted: another member's model differs, or the job was stopped.
             JobFailed: the job's steps take several rounds, and the program's do not, or the other way round.
         """
-        several = shared_form.has_steps(self.settings)
-        if several != (residual is not None):
+        several, planned = (
+            asks(self.settings) for asks in (shared_form.has_steps, shared_form.is_planned)
+        )
+        if (several or planned) != (residual is not None) or planned != bool(plan):
             job, program = ("several rounds", "one") if several else ("one round", "several")
             keys = " or ".join(shared_form.SEVERAL_ROUNDS)
+            if planned != bool(plan):
+                job, program = ("a plan", "none") if planned else ("no plan", "one")
+                keys = "priorities"
             raise JobFailed(
                 f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
             )
-        self._send(shared_form.Ready(lanes, digest))
+        self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         self._format = format = LaneFormat(
             lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
         )
@@ -139,7 +160,15 @@ class Session:
         if residual is not None:
             left.kept, left.limit = residual, math.inf
         whose = Arena(arena, message.fragments), doorbell, self.number
-        self._memory = Memory(format, left, *whose, several=several)
+        self._memory = Memory(format, left, *whose, several=several, planned=planned)
+        if self._memory.planned is not None:
+            there = self._channel
+            of = there.socket.fileno(), lambda: there.wait(0.0), self._take
+            self._mail = Mailbox(*of, self._note)
+            rounds = self._memory.planned
+            self._pending = self._mail.rest
+            own = self.number, rounds, self._mail, self._send, self._due, self._forget_state
+            self.channels = Channels(*own)
         kept = lanes if residual is None else len(residual)
         self._residual = ResidualFile(left, kept, self.workdir)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
@@ -155,8 +184,15 @@ class Session:
         self._next, self._kept = None, []
         self._offered = 0
         self._phase = Phase(
-            phase.kind, phase.first_round, phase.number, phase.shares, phase.exchange
+            phase.kind,
+            phase.first_round,
+            phase.number,
+            phase.shares,
+            phase.exchange,
+            phase.channels,
         )
+        if self._mail is not None:
+            self._mail.begin(planned=bool(phase.channels))
         if self._memory is not None:
             self._memory.enter(phase)
         self._enter_view(phase)
@@ -212,7 +248,9 @@ class Session:
         """A micro-batch is done; `samples` of the round so far."""
         whole = self._shared().sized is None  # otherwise no samples are counted in a round
         self._send(shared_form.Progress(round_, samples) if whole else shared_form.Alive())
-        while self._channel.wait(0.0):
+        if self._mail is not None:
+            self._mail.poll()
+        while self._mail is None and self._channel.wait(0.0):
             self._pending.append(self._take())
         while self._pending and isinstance(
             self._pending[0][0], shared_form.View | shared_form.Abort
@@ -279,8 +317,8 @@ class Session:
             rounds.convert(round_, vector, self.live)
         message = self._await(round_, shared_form.Committed)
         if message is not None and Round(round_, dict(message.counted)).agrees:
-            if vector.feedback and self._residual is not None:
-                self._residual.state = ""  # it belongs to no state before the step is applied
+            if vector.feedback:
+                self._forget_state()
             rounds.settle(message, vector)
         return message
 
@@ -395,9 +433,17 @@ class Session:
         self.applied(commit)
         return int(total[0]), int(total[1])
 
-    def decide(self, round_: int, what: str, *, checkpoint: bool = False) -> None:
+    def decide(
+        self,
+        round_: int,
+        what: str,
+        *,
+        checkpoint: bool = False,
+        plan: Sequence[shared_form.ChannelPlan] = (),
+    ) -> None:
         """What this member would do after a round it has committed: "continue", "test" or "end" (R14); or "more", where
-        the round's step goes on.
+        the round's step goes on. Where steps have a plan, the round is the last one of channel 0 in the step, once all
+        of the step is applied; "plan": as "continue", with that plan.
 
         Every member says so after every round. Only the lead's word goes out; who becomes the lead later sends its last
         one then, since the former lead may have died before it decided.
@@ -406,7 +452,7 @@ class Session:
             checkpoint: the lead will write one after the next training round. All members hear of that with the
                 round's commit; where that does not say so, the lead asks again.
         """
-        self._decision = shared_form.Decide(round_, what, checkpoint)
+        self._decision = shared_form.Decide(round_, what, checkpoint, tuple(plan))
         if self.lead:
             self._send(self._decision)
 
@@ -458,7 +504,18 @@ class Session:
         return not any(isinstance(message, _FIRST) for message, _ in self._pending)
 
     def _send(self, message: Message) -> None:
-        self._channel.send(encode(message))
+        with self._sending:
+            self._channel.send(encode(message))
+
+    def _forget_state(self) -> None:
+        """The residual belongs to no state before the step is applied."""
+        if self._residual is not None:
+            self._residual.state = ""
+
+    def _due(self) -> tuple[int, ...]:
+        """The members that have a share, in order of rank."""
+        shares = self._phase.shares
+        return tuple(sorted(k for k in self.live if shares[k - 1]))
 
     def _take(self) -> tuple[shared_form.FromAgent, list[int]]:
         message, fds = self._channel.recv()
@@ -467,7 +524,10 @@ class Session:
     def _receive(self, *kinds: type[M]) -> tuple[M, list[int]]:
         """The next message of one of these kinds; what others tell is noted."""
         while True:
-            message, fds = self._pending.popleft() if self._pending else self._take()
+            if self._mail is not None:
+                message, fds = self._mail.take()
+            else:
+                message, fds = self._pending.popleft() if self._pending else self._take()
             self._note(message, fds)
             if isinstance(message, kinds):
                 return message, fds

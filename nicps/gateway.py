@@ -28,7 +28,7 @@ from nicps.session import json_form
 from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.fields import Message, encode
 from nicps.session.messages import VERSION, Error, Ok
-from nicps.session.shared_form import has_steps
+from nicps.session.shared_form import has_steps, is_planned
 
 GRACE_S = 2.0  # for the agent to see why a program has gone, before we say that it has
 NOBODY = 1 << 40  # samples that `Session.need` gives before anybody has contributed
@@ -144,6 +144,8 @@ class Gateway:
             raise Misfit(
                 "a step of this job takes several rounds (rank or bucket_mb), and one of a program that speaks JSON one"
             )
+        if is_planned(self.session.settings):
+            raise Misfit("a step of this job has a plan (priorities), and JSON has no words for it")
         if (system := self.session.settings.get("system", "R")) != "R":
             raise Misfit(
                 f"this job has parameter servers (system={system}), and JSON has no words for them"

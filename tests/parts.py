@@ -49,6 +49,16 @@ class FakeNode:
     phase: Phase | None = None
     phase_in_force: Phase | None = None
     switch: FakeSwitch = field(default_factory=FakeSwitch)
+    others: tuple[int, ...] = ()
+    between_steps: bool = True
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return (self.open_round, *self.others)
+
+    @property
+    def highest_round(self) -> int:
+        return max(self.rounds)
 
 
 def training(number: int = 3, first_round: int = 3, **settings: Any) -> Phase:

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a member's gradient becomes the sum over all: whole in one round, as factors, or in buckets (docs/jobs.md)."""
+"""How a member's gradient becomes the sum over all: whole in one round, as factors, or in buckets (docs/jobs.md).
+
+By a plan, on several channels: `trainer.flows`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nicps.client import Commit, Phase, Session
+from nicps.client import Phase, Session
 from nicps.errors import NonFinite
 from nicps.steps import Step, StepEnded
 from trainer.buckets import Buckets, Overlap
+from trainer.exchanger import Exchanged, Exchanger
+from trainer.flows import InFlows
 
 if TYPE_CHECKING:
     from trainer.factors import Factors
@@ -22,46 +27,6 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 Finish = Callable[[int], "F32"]  # what the member contributes, of so many samples
 Save = Callable[[int, int], None]  # that, of a round and so many samples
-
-
-class Exchanged(NamedTuple):
-    """A step's sum is there. `own`: samples that this member has contributed; `contribute_s`: converting took so long.
-
-    `committed`: on the clock. `divided`: the sum is by the samples already.
-    """
-
-    commit: Commit
-    own: int
-    contribute_s: float
-    committed: float
-    divided: bool = False
-
-
-class Exchanger(Protocol):
-    """Attributes: `busy`, the session is another thread's: no message may be sent."""
-
-    @property
-    def busy(self) -> bool:
-        """As above."""
-
-    def ready(self, digest: str) -> None:
-        """The model is built; `digest` as for `Session.ready`."""
-
-    def begin(self, phase: Phase, round_: int) -> None:
-        """The last micro-batch of a step is computed next."""
-
-    def exchange(self, phase: Phase, round_: int, samples: int, out: F32) -> Exchanged | None:
-        """Read the sum of all members' gradients into `out`, float32 (lanes,); None: the phase has ended.
-
-        Raises:
-            NonFinite: this member's gradient is not finite there.
-        """
-
-    def aside(self, work: Callable[[], None]) -> None:
-        """Do something that the agent asks for while this member waits; nothing is computed meanwhile."""
-
-    def give_up(self) -> None:
-        """This member fails."""
 
 
 class Whole:
@@ -225,4 +190,8 @@ def exchanger_of(
         return AsFactors(session, training.factors, finish, clock)
     if training.buckets is not None:
         return InBuckets(session, training, training.buckets, finish, clock)
+    if training.parts is not None:
+        together = training.job.settings.priority_scope != "queue"
+        of = session, training.model, training.parts, finish
+        return InFlows(*of, together=together, clock=clock)
     return Whole(session, training, finish, save, clock)

@@ -23,6 +23,8 @@ SYNC_EVERY = (
     64  # pushes from one synchronisation to the next, where `sync_every` is not set (T of S4)
 )
 MIN_MICRO_BATCHES = 10  # R13
+MOST_CHANNELS = 8  # of a step's plan
+SCOPES = ("queue", "order")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,10 @@ class Settings:
         `quorum` 1 then, and the exchange is stripes. None: as they are.
     bucket_mb: gradients go out in buckets of so many MB (of float32), each as backward has made it. `quorum` is 1 then,
         and the exchange is stripes. None: in one, once backward has ended.
+    priorities: the plan of a step has at most so many channels, 1 to 8, each with its own rounds and urgency; the
+        exchange is stripes. None: no plan. With it `bucket_mb` is the room of all channels together.
+    priority_scope: how far priorities reach: "queue", rounds of a plan come one after the other; "order", each channel
+        has a round open.
     exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
         "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto", the switch
         where the starting host believes one, else stripes.
@@ -81,6 +87,8 @@ class Settings:
     lane: str = "i16"
     rank: int | None = None
     bucket_mb: float | None = None
+    priorities: int | None = None
+    priority_scope: str = "order"
     exchange: str = "auto"
     quorum: float = 0.9
     micro_batches: int = MIN_MICRO_BATCHES
@@ -188,7 +196,8 @@ def implied(settings: Settings) -> Settings:
         return dataclasses.replace(settings, lane="i32", quorum=1.0)
     if settings.packed:
         return dataclasses.replace(settings, quorum=1.0, sync_every=1)
-    if settings.bucket_mb is not None or settings.served:
+    buckets = settings.bucket_mb is not None and settings.priorities is None
+    if buckets or settings.served:
         return dataclasses.replace(settings, quorum=1.0)
     return settings
 
@@ -225,6 +234,9 @@ def check(settings: Settings) -> None:
     if settings.bucket_mb is not None:
         _demand(settings, "rank", settings.rank is None, "none, as bucket_mb is set")
         _demand(settings, "clip", settings.clip is None, "none, as bucket_mb is set")
+    _demand(settings, "priority_scope", settings.priority_scope in SCOPES, " or ".join(SCOPES))
+    if settings.priorities is not None:
+        _check_priorities(settings)
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     least = MIN_MICRO_BATCHES if settings.quorum < 1 else 1
@@ -278,6 +290,19 @@ def chosen_pushes(settings: Settings, between: int) -> tuple[Settings, str]:
     return dataclasses.replace(settings, sync_every=every), lowered if every < SYNC_EVERY else ""
 
 
+def _check_priorities(settings: Settings) -> None:
+    """What cannot be where a step has a plan."""
+    assert settings.priorities is not None
+    of = "as priorities is set"
+    most = 1 <= settings.priorities <= MOST_CHANNELS
+    _demand(settings, "priorities", most, f"from 1 to {MOST_CHANNELS}")
+    stripes = settings.exchange in ("auto", "stripes")
+    _demand(settings, "exchange", stripes, f"auto or stripes, {of}")
+    _demand(settings, "save_gradients", not settings.save_gradients, f"false, {of}")
+    for key in ("rank", "clip"):
+        _demand(settings, key, getattr(settings, key) is None, f"none, {of}")
+
+
 _SERVERS = f"a number from 1 to {MOST_SERVERS}, or names of hosts separated by commas, each once"
 
 
@@ -295,7 +320,7 @@ def _check_served(settings: Settings) -> None:
     if settings.packed:
         _demand(settings, "servers_train", not settings.servers_train, f"false, {of}")
     _demand(settings, "exchange", settings.exchange == "auto", f"auto, {of}")
-    for key in ("rank", "bucket_mb"):
+    for key in ("rank", "bucket_mb", "priorities"):
         _demand(settings, key, getattr(settings, key) is None, f"none, {of}")
     _demand(settings, "save_gradients", not settings.save_gradients, f"false, {of}")
     # A server would keep its part of the data, and nobody would train on it.

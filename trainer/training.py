@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import state, weights
 from trainer.buckets import Buckets
 from trainer.errors import JobError
+from trainer.flows import Parts
 from trainer.job import Job
 from trainer.settings import State, flat
 
@@ -30,7 +31,7 @@ class Training:
 
     Attributes: `state`, how far it is; `finishing`, whether the last round was the last of all but the final test;
     `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None;
-    `factors`, as which gradients are exchanged, `buckets`, in which they are, or None.
+    `factors`, as which gradients are exchanged, `buckets` or `parts`, in which they are, or None.
     """
 
     def __init__(self, job: Job, model: FlatModel, records: int) -> None:
@@ -54,8 +55,11 @@ class Training:
             module = importlib.import_module("trainer.factors")  # with PyTorch's distributed part
             self.factors = module.Factors(model.layout, job.settings.rank)
         self.buckets: Buckets | None = None
-        if (size := job.settings.bucket_mb) is not None:
+        if (size := job.settings.bucket_mb) is not None and job.settings.priorities is None:
             self.buckets = Buckets(model.layout, size, job.settings.lane)
+        self.parts: Parts | None = None
+        if (channels := job.settings.priorities) is not None:
+            self.parts = Parts(model.layout, channels, job.settings.lane, job.settings.bucket_mb)
         self.state = State()
         self.finishing = False
         self.unit: int | None = None

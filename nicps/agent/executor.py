@@ -138,7 +138,7 @@ class Executor:
         maps = self._dataplane.maps
         view = int(maps.config["view"])
         if action.listed is None:
-            self._here.added += maps.count(action.round, view, 0)
+            self._here.added += maps.count(action.round, view, 0, action.channel)
         else:
             self._here.added += self.served.note_commit(action.round, view, action.listed)
 
@@ -154,7 +154,8 @@ class Executor:
 
     def renew_accumulators(self, action: act.RenewAccumulators) -> None:
         """Allocate other accumulators at once, because the round goes on."""
-        Reserved.make(self._dataplane, action.blocks, action.room).use(self._dataplane)
+        rooms = action.rooms or _one(action.room)
+        Reserved.make(self._dataplane, action.blocks, rooms).use(self._dataplane)
 
     def retire_places(self, _: act.RetirePlaces) -> None:
         """Take the places of the own stripe out of use: contributions to it are dropped until it has other ones."""
@@ -195,12 +196,13 @@ class Executor:
     def _prepare(self, ticket: int, task: act.Task) -> Callable[[], Any]:
         """Make the function that the thread runs; it works on the job that is here now."""
         match task:
-            case act.ReserveAccumulators(blocks, room, places):
+            case act.ReserveAccumulators(blocks, room, places, rooms, stripes):
                 reserved = self._here.reserved
+                sizes = rooms or _one(room), stripes or _one(places)
 
                 def reserve() -> int | act.StripesRefused:
                     try:
-                        reserved[ticket] = Reserved.make(self._dataplane, blocks, room, places)
+                        reserved[ticket] = Reserved.make(self._dataplane, blocks, *sizes)
                     except BpfLoadError as error:
                         return act.StripesRefused(str(error))
                     return ticket
@@ -277,6 +279,11 @@ class Executor:
             self._loop, self._children, self._settings.work, self._user, run, task.entry, ended
         )
         self._children.once_gone(report.draw)  # as records are, after an alarm
+
+
+def _one(size: int) -> tuple[int, ...]:
+    """Of one channel; none without a size."""
+    return (size,) if size else ()
 
 
 def _nothing() -> None:

@@ -21,6 +21,7 @@ from nicps.dataplane.doorbell import Bell
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
 from nicps.protocol import KernelState, Phase, Send, SendFragments
+from nicps.protocol.kernel import ChannelState
 
 _ALIVE_S = 0.2  # the kernel forwards tokens for us only this long after our last sign of life
 _MALFORMED_SHOWN = 3
@@ -103,8 +104,9 @@ class Frames:
             if not bell.members and not bell.count:
                 driver.carry_out(self._hear_servers(bell))
             elif not bell.count:
-                driver.carry_out(life.list_came(driver.now, *of, bell.members, bell.unit))
-            elif bell.count == bell.fragments:
+                listed = bell.members, bell.unit, bell.channel
+                driver.carry_out(life.list_came(driver.now, *of, *listed))
+            elif bell.count == bell.fragments and not bell.channel:
                 now = time.monotonic()
                 self._timeline.note("sums", now, now, of[1])
         if any(bell.count for bell in bells):
@@ -191,12 +193,13 @@ class Frames:
         striped = action.striped
         if striped is None or striped.type is not wire.FrameType.CONTRIBUTION or action.repair:
             return
-        total = striped.fragments or phase.fragments_in(action.round)
-        stripes = self._dataplane.maps.stripes
-        stripes.set_rest(action.round, striped.rest_view, striped.behind)
+        channel, stripes = action.channel, self._dataplane.maps.stripes
+        total = striped.fragments or phase.fragments_in(action.round, channel)
+        if not channel:
+            stripes.set_rest(action.round, striped.rest_view, striped.behind)
         for first, count in action.ranges:
             owner = striped.owner(first, total)
-            stripes.set_sent(action.round, owner, first + count)
+            stripes.set_sent(action.round, owner, first + count, channel)
 
     def _note_hold(self) -> None:
         """Note for the time line that the token has left this host."""
@@ -233,7 +236,8 @@ class Frames:
 
     def _fragments_sent(self, action: SendFragments, started: float) -> None:
         now, phase = time.monotonic(), self._node.phase
-        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
+        shown = not action.channel  # the time line has no row for the others
+        if shown and phase is not None and phase.kind is wire.PhaseKind.TRAIN:
             kind = "repair" if action.repair else "send"
             self._timeline.note(kind, started, now, action.round)
         self._driver.carry_out(self._life.fragments_sent(now, action, started))
@@ -268,11 +272,14 @@ class Frames:
         if state.aggregators:
             self._served.open_round(state.round)
         orders = state.aggregators, state.aggregators_next
-        channel = maps.stripes.areas.words[0]
+        words = maps.stripes.areas.words
         if before is None or orders != (before.aggregators, before.aggregators_next):
-            write_settings(config, channel, state, lambda: maps.stripes.set_ranks(*orders))
+            write_settings(config, words[0], state, lambda: maps.stripes.set_ranks(*orders))
         else:
-            write_settings(config, channel, state)
+            write_settings(config, words[0], state)
+        former = before.channels if before is not None else ()
+        if before is None or state.channels != former:
+            write_channels(words[1:], state.channels)
 
     def enter_view(self, action: EnterView) -> None:
         """Let the program take tokens and fragments of another view, with that view's key."""
@@ -320,3 +327,20 @@ def write_settings(
     barrier()
     config["bounce"] = int(state.bounce)
     config["enabled"] = 1
+
+
+def write_channels(words: Any, states: Sequence[ChannelState]) -> None:
+    """Write the words of channels 1 and up while the program works, as `write_settings` does those of channel 0.
+
+    A channel that the phase does not have takes no frames.
+    """
+    for channel, state in zip(words, states, strict=False):
+        channel["round_low"] = state.round_low
+        barrier()
+        channel["width"], channel["width_next"] = state.width, state.width_next
+        channel["offered"], channel["clock"] = state.offered, state.clock
+        barrier()
+        channel["round"] = state.round
+        barrier()
+        channel["round_high"] = state.round_high
+    words[len(states) :]["round_low"], words[len(states) :]["round_high"] = 1, 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -35,11 +36,13 @@ class Reserved:
     places: StripesPlaces | None = None
 
     @classmethod
-    def make(cls, dataplane: DataPlane, blocks: int, room: int, places: int = 0) -> Self:
+    def make(
+        cls, dataplane: DataPlane, blocks: int, rooms: Sequence[int], places: Sequence[int] = ()
+    ) -> Self:
         """Accumulators of so many blocks a bank, and the maps for stripes of so many fragments; 0: none.
 
         Args:
-            places: blocks a bank for the own stripe.
+            rooms, places: by channel; empty: none. `places` are blocks a bank for the own stripe.
 
         Raises:
             EnvironmentProblem: there is not enough memory.
@@ -49,11 +52,11 @@ class Reserved:
         try:
             if blocks:
                 made = replace(made, accumulators=maps.reserve(blocks))
-            if room:
+            if rooms:
                 dataplane.open_stripes()
-                made = replace(made, stripes=maps.stripes.reserve(room))
+                made = replace(made, stripes=maps.stripes.reserve(*rooms))
             if places:
-                made = replace(made, places=maps.stripes.reserve_places(places))
+                made = replace(made, places=maps.stripes.reserve_places(*places))
             return made
         except BaseException:
             made.close()

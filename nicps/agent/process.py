@@ -164,6 +164,7 @@ def _text(log: Path, first: int = 0) -> str:
 def _before_exec(user: User | None, network_access: bool) -> None:
     """In the child, as the agent's user: take its rights away, then change its user. Errors go to its log."""
     try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # while it may
         if not network_access:
             _checked(_libc.unshare(_CLONE_NEWNET), "cannot make a network namespace")
             _loopback_up()  # some libraries talk to themselves
@@ -176,7 +177,6 @@ def _before_exec(user: User | None, network_access: bool) -> None:
         raise
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no process of ours outlives the agent
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def _loopback_up() -> None:

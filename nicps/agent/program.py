@@ -263,7 +263,8 @@ class Program:
         if action.source is act.Source.NOTHING:
             return Nothing()
         if action.source is act.Source.PROGRAM and action.fragments.striped is not None:
-            return OwnLanes(self._dataplane.maps.stripes, self._arena)
+            channel = action.fragments.channel
+            return OwnLanes(self._dataplane.maps.stripes, self._arena, channel)
         if action.source is act.Source.PROGRAM:
             return ArenaSource(self._arena, self.hurry) if self._arena is not None else None
         stream = self._executor.streams.get(action.stream)

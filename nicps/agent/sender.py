@@ -143,7 +143,7 @@ class Sender:
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
         """Queue (part of) a contribution."""
         header = self._header(action.flags, action.round)
-        total, width = phase.fragments_in(action.round), phase.width
+        total, width = phase.fragments_in(action.round, action.channel), phase.width
         if action.striped is not None:
             total = action.striped.fragments or total
             width = action.striped.width or width

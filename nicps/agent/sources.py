@@ -48,6 +48,7 @@ class OwnLanes:
 
     stripes: Stripes
     arena: Arena | None
+    channel: int = 0
 
     def available(self, round_: int) -> int:
         """Any number."""
@@ -55,12 +56,15 @@ class OwnLanes:
 
     def payload(self, round_: int, first: int, count: int) -> tuple[U8, U8 | int]:
         """Views, no copies."""
-        records = self.stripes.own[round_ & 1, first : first + count]
+        mine = self.stripes.areas[self.channel].fragments(first, first + count)
+        records = self.stripes.own[round_ & 1, mine]
         return records["lane"], records["exponent"]
 
     def sending(self, round_: int) -> None:
-        """Note the time for the trainer."""
-        if self.arena is not None and not self.arena.sending_since(round_):
+        """Note the time for the trainer, of channel 0."""
+        if self.channel or self.arena is None:
+            return
+        if not self.arena.sending_since(round_):
             self.arena.set_sending_since(round_, time.monotonic_ns())
 
     def awaited(self, yes: bool) -> None:

@@ -98,7 +98,8 @@ class Compressed:
             former = np.zeros_like(value)
             former.reshape(-1)[:length] = self._kept[here]
             value[lost] = former[lost]
-        self._kept[here] = value.reshape(-1)[:length]
+        if outcome.counted:
+            self._kept[here] = value.reshape(-1)[:length]
         np.copyto(native, outcome.lanes[part])
         np.copyto(sent, native, casting="unsafe")
         scale = scale_of(exponent)

@@ -297,6 +297,10 @@ class Maps:
         """`Stripes.absent`"""
         return self.stripes.absent(round_, view, first, count, members, channel)
 
+    def of_channel(self, channel: int) -> ChannelMaps:
+        """What has arrived of that channel's rounds."""
+        return ChannelMaps(self, channel)
+
     # ---- of parameter servers, in phases with them
 
     @property
@@ -368,3 +372,44 @@ class Maps:
         self.stripes.close()
         if self.servers is not None:
             self.servers.close()
+
+
+class ChannelMaps:
+    """What has arrived of the rounds of a channel above 0 (docs/channels.md): all of them are of stripes."""
+
+    def __init__(self, maps: Maps, channel: int) -> None:
+        self._maps, self._stripes, self._channel = maps, maps.stripes, channel
+
+    def count(self, round_: int, view: int, sender: int) -> int:
+        """`Maps.count`; nothing is broadcast in a channel above 0."""
+        return 0 if sender else self._maps.count(round_, view, 0, self._channel)
+
+    def missing(
+        self, round_: int, view: int, sender: int, fragments: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """Nothing is broadcast in it."""
+        return []
+
+    def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
+        """`Stripes.reached`"""
+        return self._stripes.reached(round_, view, first, end, self._channel)
+
+    def missing_sums(
+        self, round_: int, view: int, first: int, end: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """`Stripes.missing_sums`"""
+        return self._stripes.missing_sums(round_, view, first, end, limit, self._channel)
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        """`Stripes.converted`"""
+        return self._stripes.converted(round_, conversion, first, end, self._channel)
+
+    def next_to_send(self, round_: int, aggregator: int) -> int:
+        """`Stripes.next_to_send`"""
+        return self._stripes.next_to_send(round_, aggregator, self._channel)
+
+    def absent(
+        self, round_: int, view: int, first: int, count: int, members: int
+    ) -> dict[int, int]:
+        """`Stripes.absent`"""
+        return self._stripes.absent(round_, view, first, count, members, self._channel)

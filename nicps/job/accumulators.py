@@ -22,20 +22,32 @@ from nicps.job.orders import Orders
 from nicps.job.tasks import Tasks
 from nicps.protocol import Phase
 
-_Sizes: TypeAlias = tuple[int, int, int]  # blocks, room and places
+_ByChannel: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What must be made; 0 or nothing for what exists. Fragments and places are by channel."""
+
+    blocks: int = 0
+    rooms: _ByChannel = ()
+    places: _ByChannel = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The memory in each of two banks, each kind with a serial number: a program must map new memory.
 
-    `blocks` of accumulators; `room`, fragments of own lanes and sums; `places`, blocks of the own stripe.
+    `blocks` of accumulators; `room`, fragments of own lanes and sums; `places`, blocks of the own stripe. `rooms` and
+    `stripes` are the last two by channel.
     """
 
     blocks: int = 0
     room: int = 0
     places: int = 0
     made: tuple[int, int, int] = (0, 0, 0)
+    rooms: _ByChannel = ()
+    stripes: _ByChannel = ()
 
     def since(self, shown: tuple[int, int, int]) -> Memory:
         """The kinds of it that are new to a program that has mapped those."""
@@ -43,6 +55,8 @@ class Memory:
             self.blocks if self.made[0] != shown[0] else 0,
             self.room if self.made[1] != shown[1] else 0,
             self.places if self.made[2] != shown[2] else 0,
+            rooms=self.rooms,
+            stripes=self.stripes,
         )
 
 
@@ -77,7 +91,7 @@ class Accumulators:
 
     def fit(self, phase: Phase) -> bool:
         """Whether the phase can use this memory."""
-        return not phase.blocks or not any(self._lacks(phase))
+        return not phase.blocks or self._lacks(phase) == _Sizes()
 
     def reserve(
         self, phase: Phase, then: Callable[[float, int], Orders], refuse: Callable[[], Orders]
@@ -94,7 +108,7 @@ class Accumulators:
             self._reserved[outcome] = sizes
             return then(now, outcome)
 
-        return self._tasks.begin(self._owner, ReserveAccumulators(*sizes), made)
+        return self._tasks.begin(self._owner, _reserve(sizes), made)
 
     def use(self, phase: Phase, number: int) -> Orders:
         """Use the memory that was reserved."""
@@ -114,27 +128,32 @@ class Accumulators:
         """
         if self.fit(phase) or self.refuses(phase):
             return []
-        blocks, room, places = self._lacks(phase)
-        orders: Orders = [RenewAccumulators(blocks, room)] if blocks or room else []
-        self._change(phase, (blocks, room, 0))
+        lacks = self._lacks(phase)
+        blocks, rooms, places = lacks.blocks, lacks.rooms, lacks.places
+        several = rooms if len(rooms) > 1 else ()
+        renew = RenewAccumulators(blocks, sum(rooms), several)
+        orders: Orders = [renew] if blocks or rooms else []
+        self._change(phase, _Sizes(blocks, rooms))
         return [*orders, *self._renew_places(phase, places, then)] if places else orders
 
-    def _renew_places(self, phase: Phase, places: int, then: Callable[[float], Orders]) -> Orders:
-        self.memory = replace(self.memory, places=0)
+    def _renew_places(
+        self, phase: Phase, places: _ByChannel, then: Callable[[float], Orders]
+    ) -> Orders:
+        self.memory = replace(self.memory, places=0, stripes=())
         self._awaited += 1
         awaited = self._awaited
 
         def made(now: float, number: int) -> Orders:
             if awaited != self._awaited:  # another view has come, or another phase
                 return [DropAccumulators(number)]
-            self._change(phase, (0, 0, places))
+            self._change(phase, _Sizes(places=places))
             return [UseAccumulators(number), *then(now)]
 
-        task = ReserveAccumulators(0, 0, places)
+        task = _reserve(_Sizes(places=places))
         return [RetirePlaces(), self._tasks.begin(self._owner, task, made)]
 
     def _lacks(self, phase: Phase) -> _Sizes:
-        """Blocks, room and places that must be made; 0 for those that exist."""
+        """What must be made."""
         hands_out, there = phase.kind is wire.PhaseKind.HANDOUT, self.memory
         fragments = max(phase.fragments, phase.last_fragments)
         aggregators = phase.aggregators(self._node.view.live)
@@ -143,20 +162,33 @@ class Accumulators:
         if (there.blocks, self._of_hand_out) == (blocks, hands_out):
             blocks = 0
         if not aggregators or phase.exchange.served:
-            return blocks, 0, 0
-        room = fragments if fragments != there.room else 0
-        longest = 1 if phase.exchange.central else fragments // len(aggregators) + 1
-        places = -(-longest // phase.per_block)  # one block, even without an own stripe
-        return blocks, room, places if room or places != there.places else 0
+            return _Sizes(blocks)
+        rooms = tuple(plan.room for plan in phase.channels) or (fragments,)
+        n, central = len(aggregators), phase.exchange.central
+        longest = [1 if central else room // n + 1 for room in rooms]
+        # One block, even without an own stripe.
+        places = tuple(-(-each // phase.per_block) for each in longest)
+        if rooms != there.rooms:
+            return _Sizes(blocks, rooms, places)
+        return _Sizes(blocks, (), places if places != there.stripes else ())
 
     def _change(self, phase: Phase, new: _Sizes) -> None:
         """Note that this memory exists from now on."""
         there = self.memory
-        if new[0]:
+        if new.blocks:
             self._of_hand_out = phase.kind is wire.PhaseKind.HANDOUT
-        if new[2]:
+        if new.places:
             self._awaited += 1  # those that are being made are no longer needed
-        sizes = (there.blocks, there.room, there.places)
-        blocks, room, places = (n or old for n, old in zip(new, sizes, strict=True))
-        first, second, third = (made + bool(n) for made, n in zip(there.made, new, strict=True))
-        self.memory = Memory(blocks, room, places, (first, second, third))
+        blocks = new.blocks or there.blocks
+        rooms, places = new.rooms or there.rooms, new.places or there.stripes
+        parts = zip(there.made, (new.blocks, new.rooms, new.places), strict=True)
+        first, second, third = (made + bool(n) for made, n in parts)
+        made = first, second, third
+        self.memory = Memory(blocks, sum(rooms), sum(places), made, rooms, places)
+
+
+def _reserve(sizes: _Sizes) -> ReserveAccumulators:
+    """The task that makes them."""
+    rooms, places = sizes.rooms, sizes.places
+    several = [each if len(each) > 1 else () for each in (rooms, places)]
+    return ReserveAccumulators(sizes.blocks, sum(rooms), sum(places), *several)

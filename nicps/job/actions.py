@@ -69,11 +69,13 @@ class LeaveView:
 class CountFragments:
     """For the job's records: count the fragments of that round that the kernel has taken, in the view that it is in.
 
+    `channel`: whose round it is.
     `listed`: with parameter servers, so many contributions are in each fragment of the own part; None without servers.
     """
 
     round: int
     listed: int | None = None
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,13 @@ class DropAccumulators:
 class RenewAccumulators:
     """Use new accumulators of so many blocks a bank at once, and new maps of stripes; 0: keep the present ones.
 
-    `room`: fragments in a bank of own lanes and sums. The own stripe has no places then.
+    `room`: fragments in a bank of own lanes and sums. The own stripe has no places then. `rooms`: the same by channel,
+    where there are several.
     """
 
     blocks: int
     room: int = 0
+    rooms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,12 +365,14 @@ class ReserveAccumulators:
     """Make accumulators of so many blocks a bank, if any; the outcome is a number for them, or `StripesRefused`.
 
     `room`: fragments in a bank of own lanes and sums, which stripes need; `places`: blocks in a bank of the own stripe.
-    0: make none.
+    0: make none. `rooms`, `stripes`: the same by channel, where there are several.
     """
 
     blocks: int
     room: int = 0
     places: int = 0
+    rooms: tuple[int, ...] = ()
+    stripes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Choice:
 
     Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there; `read`, the last round
     that all workers have read, if there are parameter servers; `reads`, the last one that each had read as a server was
-    lost.
+    lost; `channels`, the plan of a step, where steps have one: that of the phase before, or the training program's.
     """
 
     def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
@@ -46,6 +46,7 @@ class Choice:
         self.wait: Wait | None = None
         self.read = 0
         self.reads: Mapping[int, int] = {}
+        self.channels = found.channels if found is not None else ()
         self._plan, self._node = plan, node
         self._failed = set(found.failed) if found is not None else set()
         self._servers = found.servers if found is not None else ()  # of the last phase, by rank

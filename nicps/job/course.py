@@ -141,7 +141,7 @@ class Course:
             return []
         self._purpose = purpose
         node = self._node
-        round_ = node.open_round + 1
+        round_ = node.highest_round + 1
         return self._decide(
             self.plan.hand_out(node.view, round_, purpose, source, size, index_bytes)
         )
@@ -182,8 +182,8 @@ class Course:
             return []
         self._decided = round_, what, saves
         phase = self._node.phase_in_force
-        if round_ != self._node.open_round - 1:
-            return []  # repeated by a program that lags: it judges the later rounds yet
+        if round_ != self._node.open_round - 1 or not self._node.between_steps:
+            return []  # repeated by a program that lags: it judges the later rounds yet, or steps
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
         if phase is not None and phase.serving is not None and self.choice.read < round_:
@@ -206,9 +206,10 @@ class Course:
         if taken := self._take_back():
             return taken
         trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
-        if phase is not None and trains and not self.choice.improves(phase, self.fragments):
-            return self._go_on()
-        return self._train()
+        same = (
+            phase is not None and what != "plan" and not self.choice.improves(phase, self.fragments)
+        )
+        return self._go_on() if trains and same else self._train()
 
     def read_by_all(self, round_: int) -> Orders:
         """With servers: all workers have read that round. What comes after it may be decided."""
@@ -297,10 +298,11 @@ class Course:
             return self.stop(
                 "the sums of stripes do not come: this network does not carry frames to one host, which a group needs"
             )
-        if self.plan.steps:
+        if self.plan.steps or self.plan.planned:
+            keys = "priorities needs" if self.plan.planned else "rank and bucket_mb need"
             return self.stop(
-                "the sums of stripes do not come: this network does not carry frames to one host, which rank and"
-                " bucket_mb need: submit the job without it"
+                "the sums of stripes do not come: this network does not carry frames to one host, which"
+                f" {keys}: submit the job without it"
             )
         told = self.choice.give_up(exchange)
         if self._purpose:
@@ -312,7 +314,7 @@ class Course:
         if self.stopping or self._finishing:
             return []
         reason = f"{self._node.view.names(refused)}: {refused[min(refused)]}"
-        if self.plan.group or self.plan.servers is not None:
+        if self.plan.group or self.plan.planned or self.plan.servers is not None:
             return self.stop(
                 f"{reason}; {'a group' if self.plan.group else 'the job'} needs that program"
             )
@@ -383,7 +385,8 @@ class Course:
             serving, changed = self.choice.choose_servers(counted, self.fragments)
         except JobFailed as error:
             return self._give_up(str(error))
-        phase = plan.training(node.view, node.open_round + 1, *of, serving)
+        channels = self.choice.channels
+        phase = plan.training(node.view, node.highest_round + 1, *of, serving, channels)
         return [*told, *changed, *self._decide(phase)]
 
     def _go_on(self) -> Orders:
@@ -397,7 +400,7 @@ class Course:
     def _test(self) -> Orders:
         view = self._node.view
         counted = view.live - self._node.learners
-        return self._decide(phases.test_round(view, self._node.open_round + 1, counted))
+        return self._decide(phases.test_round(view, self._node.highest_round + 1, counted))
 
     def _finish(self) -> Orders:
         self._finishing, self._collecting = True, False

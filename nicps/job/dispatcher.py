@@ -285,8 +285,8 @@ class Dispatcher:
                 return node.need_room(now, fragments, width)
             case ask.MarkReady(round_, samples):
                 return node.progress(now, round_, samples)
-            case ask.MarkRead(round_, digest):
-                return node.read(now, round_, digest)
+            case ask.MarkRead(round_, digest, channel):
+                return node.read(now, round_, digest, channel)
             case ask.Fail(reason):
                 return node.fail(now, reason)
             case ask.Cancel():
@@ -348,7 +348,9 @@ class Dispatcher:
                 return self._end_hand_out(now, phase)
             case ask.ModelBuilt():
                 return lead.model_built(now, part) if lead else []
-            case ask.RoundJudged(round_, what, saves):
+            case ask.RoundJudged(round_, what, saves, plan):
+                if lead is not None and plan:
+                    lead.course.choice.channels = plan
                 return lead.round_judged(now, round_, what, saves=saves) if lead else []
             case ask.Reported(values):
                 return self._report(values)

@@ -59,15 +59,23 @@ class Entry:
         shown = program.show_view(now, self._node, phase, memory)
         orders += [ShowNeed(program.number, 0, 0), *shown]
         if again:
-            orders += self._send_in(now, program, phase, self._node.open_round)
+            rounds = self._node.rounds if phase.channels else ()
+            orders += self._send_in(now, program, phase, self._node.open_round, rounds)
         return orders
 
-    def _send_in(self, now: float, program: Program, phase: Phase, first_round: int) -> Orders:
+    def _send_in(
+        self,
+        now: float,
+        program: Program,
+        phase: Phase,
+        first_round: int,
+        rounds: tuple[int, ...] = (),
+    ) -> Orders:
         """The training program goes into the phase."""
         memory, serves = self._accumulators.memory, None
         if phase.exchange.served:
             serves = self._served.message(phase, program.number)
-        return program.enter(now, phase, first_round, memory, self._node, serves)
+        return program.enter(now, phase, first_round, memory, self._node, serves, rounds)
 
     def _show_places(self, now: float) -> Orders:
         """The own stripe has places again."""
@@ -163,7 +171,8 @@ class Entry:
             )
         same_files = phase.settings.get("handout") == handed_out
         trains = phase.kind is wire.PhaseKind.TRAIN
-        same_size = not trains or phase.fragments == program.fragments
+        # Where a step has a plan, the program looks at that.
+        same_size = not trains or phase.planned or phase.fragments == program.fragments
         same_state = program.digest == str(phase.settings.get("model", ""))
         learns = node.number in node.learners
         if same_files and learns and not same_state and has_state:

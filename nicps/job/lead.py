@@ -96,6 +96,8 @@ class Lead:
         if program is None or not program.ready:
             return []
         self._mark = now
+        choice = self.course.choice
+        choice.channels = choice.channels or program.channels
         return self.course.model_built(program.fragments)
 
     def round_judged(self, now: float, round_: int, what: str, *, saves: bool = False) -> Orders:

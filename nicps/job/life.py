@@ -153,10 +153,11 @@ class Life:
         return self._dispatcher.process(now, (), orders)
 
     def list_came(
-        self, now: float, view: int, round_: int, members: int, unit: int
+        self, now: float, view: int, round_: int, members: int, unit: int, channel: int = 0
     ) -> list[Action]:
         """The kernel has the first contribution to a round of stripes (`Node.on_list`)."""
-        return self._dispatcher.process(now, self.node.on_list(now, view, round_, members, unit))
+        listed = members, unit, channel
+        return self._dispatcher.process(now, self.node.on_list(now, view, round_, *listed))
 
     def fragments_sent(
         self, now: float, fragments: protocol.SendFragments, started: float | None = None

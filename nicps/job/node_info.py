@@ -40,6 +40,18 @@ class NodeInfo(Protocol):
         """The open round; 0 before the first."""
 
     @property
+    def rounds(self) -> tuple[int, ...]:
+        """The open round of each channel of the phase in force; of one channel where none is."""
+
+    @property
+    def highest_round(self) -> int:
+        """The highest of them: a phase that is decided on begins with a later one."""
+
+    @property
+    def between_steps(self) -> bool:
+        """No step is under way here: the lead may decide, and take hosts in."""
+
+    @property
     def phase(self) -> Phase | None:
         """The phase in force, or the one that is being prepared."""
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from nicps.job.actions import Action, StreamSize
 from nicps.protocol import Joiner, Offer, Phase, Source
+from nicps.protocol.plan import ChannelPlan
 
 # ---- to the node
 
@@ -40,10 +41,14 @@ class MarkReady:
 
 @dataclass(frozen=True, slots=True)
 class MarkRead:
-    """The sum of that round has been read out (`Node.read`); `digest` is of the state after it, 0 for none."""
+    """The sum of that round has been read out (`Node.read`); `digest` is of the state after it, 0 for none.
+
+    `channel`: whose round it is.
+    """
 
     round: int
     digest: int = 0
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +208,13 @@ class StateSaved:
 class RoundJudged:
     """The training program has decided what follows a round: "continue", "test" or "end" (R14, R15).
 
-    `saves`: if it is the lead's, it will write a checkpoint after the next round.
+    `saves`: if it is the lead's, it will write a checkpoint after the next round. "plan": as "continue", with `plan`.
     """
 
     round: int
     what: str
     saves: bool = False
+    plan: tuple[ChannelPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

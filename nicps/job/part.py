@@ -45,7 +45,7 @@ from nicps.job.orders import (
     StateSaved,
     Warn,
 )
-from nicps.job.plan import is_group
+from nicps.job.plan import is_group, read_plan
 from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
@@ -55,9 +55,10 @@ from nicps.job.steps import Steps
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten
 from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
+from nicps.protocol.plan import ChannelPlan
 from nicps.session import shared_form as says
 from nicps.session.served_form import Pull, Step
-from nicps.session.shared_form import has_steps
+from nicps.session.shared_form import has_steps, is_planned
 
 
 class Part:
@@ -71,8 +72,8 @@ class Part:
     Attributes: `steps` of training. `digest` of the hand-out, once all of it is here; `prepared`, the job's settings
     from it. `unit`, the next training round's, once one has counted; `unit_of`: the exchange of the phase in which it
     has. `exchange`, of the last training phase, None before the first; `switch_failed`: a Linux switch was given up
-    before that; `rest`: the committed round whose remainders such a switch adds next. `finishing`: the end has been
-    decided. `cancelled`: the user of this host has cancelled the job.
+    before that; `channels`, its plan of a step; `rest`: the committed round whose remainders such a switch adds next.
+    `finishing`: the end has been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Part:
         self.prepared: Mapping[str, Any] = {}
         self.finishing = self.cancelled = self.switch_failed = False
         self.exchange: Exchange | None = None
+        self.channels: tuple[ChannelPlan, ...] = ()
         self.rest = NO_REST
         self._saving: Saving | None = None
         # Another member's state is here, which the program has not loaded yet; a group's program has reported its end.
@@ -174,7 +176,7 @@ class Part:
         entry = self._entry
         entry.waiting = None  # an earlier decision's, which does not come
         if phase.kind is wire.PhaseKind.TRAIN:
-            self.exchange, self.rest = phase.exchange, phase.rest
+            self.exchange, self.rest, self.channels = phase.exchange, phase.rest, phase.channels
             self.served.phase = phase
             self.switch_failed = bool(phase.settings.get("switch_failed"))
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
@@ -212,6 +214,8 @@ class Part:
         if self._node.number in self._node.learners:
             self.rest = NO_REST  # this host has missed rounds
         self._entry.phase, self._entry.waiting = phase, None
+        if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
+            self.channels = phase.channels  # not those of a decision that has come to nothing
         if phase is None:
             memory = self.accumulators.memory
             shown = program.show_view(now, self._node, None, memory) if program is not None else []
@@ -238,17 +242,19 @@ class Part:
         self.finish.note_commit(commit)
         self.rest = commit.rest_after(self.rest)
         mine = self._entry.has_share(phase) and program is not None and program.holds_state
-        noted = self.steps.commit(commit, mine=mine, several=has_steps(self.settings))
+        noted = self.steps.commit(
+            commit, mine=mine, several=has_steps(self.settings) or phase.planned
+        )
         listed = len(commit.counted) if phase.exchange.served else None
         if phase.exchange.served:
             self.served.note_commit(phase)
-        orders: Orders = [*noted, CountFragments(commit.round, listed)]
+        orders: Orders = [*noted, CountFragments(commit.round, listed, commit.channel)]
         if listed:
             orders.append(Settled(commit.round))
         if phase.kind is wire.PhaseKind.TRAIN and not phase.exchange.absolute:
             self.unit, self.unit_of = commit.next_unit, phase.exchange
         if not mine or program is None:
-            return [*orders, MarkRead(commit.round)]
+            return [*orders, MarkRead(commit.round, 0, commit.channel)]
         if phase.kind is wire.PhaseKind.TRAIN and number in commit.counted:
             self.programs.note_training()
         waited = self.contribution.seconds_waited(now)
@@ -317,23 +323,24 @@ class Part:
         match message:
             case says.Progress(round_, samples):
                 return [] if program.lags else [MarkReady(round_, samples)]
-            case says.Offer(round_, samples, unit, skip, conversion):
+            case says.Offer(round_, samples, unit, skip, conversion, channel):
                 if program.lags:
                     return []  # the program will offer the round again
-                program.excuse()
+                program.note_offered(channel, round_)
                 self.contribution.begin(now)
-                return [Offer(round_, samples, unit, skip, conversion)]
+                return [Offer(round_, samples, unit, skip, conversion, channel)]
             case Step(round_, samples, skip) if not program.lags:
                 self.contribution.begin(now)
                 return self.served.step(program, Offer(round_, samples, skip=skip))
             case Pull(round_):
                 return self.served.pull(now, program, round_, self.phase)
-            case says.Read(round_, digest):
-                return self._read(now, program, round_, digest)
+            case says.Read(round_, digest, channel):
+                return self._read(now, program, round_, digest, channel)
             case says.Prepared(number):
                 return self._program_prepared(program, number)
-            case says.Ready(lanes, digest) if not program.ready:
-                return self._build(now, program, lanes, digest)
+            case says.Ready(lanes, digest, channels) if not program.ready:
+                plan = read_plan(self.settings, channels)
+                return self._build(now, program, lanes, digest, plan)
             case says.Saved(number, round_, digest, error):
                 if not program.note_state(number, digest):
                     return []
@@ -350,10 +357,11 @@ class Part:
                 return self.checkpoints.write(round_, one_line(error))
             case says.Residual(error):
                 return self.checkpoints.keep_residual(one_line(error))
-            case says.Decide(round_, what, saves) if program.ready:
+            case says.Decide(round_, what, saves, channels) if program.ready:
+                plan = read_plan(self.settings, channels) if what == "plan" else ()
                 program.note_judged(round_, what)
                 self._left |= self.group and what == "end"
-                return [RoundJudged(round_, what, saves)]
+                return [RoundJudged(round_, what, saves, plan)]
             case says.Report(values) if program.ready:
                 return [Reported(values)]
             case says.Fail(reason):
@@ -361,11 +369,12 @@ class Part:
             case _:
                 return []
 
-    def _read(self, now: float, program: Program, round_: int, digest: str) -> Orders:
-        program.note_read(round_, digest)
+    def _read(self, now: float, program: Program, round_: int, digest: str, channel: int) -> Orders:
+        program.note_read(round_, digest, channel)
         read: Orders = [*self.steps.read(round_, digest)]
-        if round_ < self._node.open_round:
-            read.append(MarkRead(round_, shorten(digest)))
+        rounds = self._node.rounds
+        if channel < len(rounds) and round_ < rounds[channel]:
+            read.append(MarkRead(round_, shorten(digest), channel))
         # The program may have reached the state that the next phase begins with.
         return [*read, *self._enter_training(now)]
 
@@ -376,17 +385,25 @@ class Part:
             return []
         return self._entry.acknowledge(phase)
 
-    def _build(self, now: float, program: Program, lanes: int, digest: str) -> Orders:
+    def _build(
+        self,
+        now: float,
+        program: Program,
+        lanes: int,
+        digest: str,
+        channels: tuple[ChannelPlan, ...],
+    ) -> Orders:
         width = self.settings.get("lane", "i16")
         try:
             bits = int(str(width).removeprefix("i"))
             per_fragment = wire.lanes_per_fragment(bits)
         except (ValueError, KeyError):
             raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
-        program.note_ready(max(1, -(-lanes // per_fragment)), digest)
+        program.note_ready(max(1, -(-lanes // per_fragment)), digest, channels)
         # The hosts add.
         self.served.lanes = lanes
-        alone = self.group or has_steps(self.settings) or is_served(self.settings)
+        several = has_steps(self.settings) or is_planned(self.settings)
+        alone = self.group or several or is_served(self.settings)
         room = [NeedRoom(program.fragments, bits)] if not alone else []
         arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))
         return [arena, *room, *self._enter_training(now), ModelBuilt()]

@@ -15,10 +15,13 @@ from nicps.job.script import is_script
 from nicps.job.serving import SYNC_EVERY, Asked, is_served, second_begins
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
+from nicps.protocol.plan import ChannelPlan, fits
 from nicps.protocol.serving import Serving
 from nicps.protocol.view import View
-from nicps.session.shared_form import has_steps
+from nicps.session import shared_form as says
+from nicps.session.shared_form import has_steps, is_planned
 
+MOST_FRAGMENTS = 1 << 26  # of a round, as `Phase.check` has it
 #: Key of a member's answer to a training phase with stripes: the reason why its kernel takes none.
 REFUSED = "refused"
 
@@ -47,7 +50,8 @@ class Plan:
     and that is all. `steps`: a step of training takes several rounds of any size, by stripes, with all members and
     without feedback: its program knows what they hold. `servers`: parameters are at servers, with
     a synchronisation after `every` pushes, whose `staleness` counts; None: at all members. `sets`: the first fragment
-    of parameters of set 2, where workers have partners (B3), or 0.
+    of parameters of set 2, where workers have partners (B3), or 0. `planned`: a step of training takes the rounds of a
+    plan, by stripes, on several channels (docs/channels.md).
     """
 
     job: str
@@ -71,6 +75,7 @@ class Plan:
     every: int = 0
     staleness: bool = True
     sets: int = 0
+    planned: bool = False
 
     @classmethod
     def of(
@@ -87,8 +92,9 @@ class Plan:
         """
         asked, group, steps = _asked(settings), is_group(settings), has_steps(settings)
         servers = Asked.of(settings) if is_served(settings) else None
+        planned = is_planned(settings)
         # Its sums are made by the members alone.
-        alone = group or steps or servers is not None
+        alone = group or steps or planned or servers is not None
         waits_for = (settings["group"]["name"], settings["group"]["size"]) if group else ("", 0)
         return cls(
             job,
@@ -111,6 +117,7 @@ class Plan:
             every=SYNC_EVERY if (every := settings.get("sync_every")) is None else int(every),
             staleness=bool(settings.get("staleness", True)),
             sets=second_begins(settings, sets),
+            planned=planned,
         )
 
     @property
@@ -140,10 +147,11 @@ class Plan:
             if name != "auto":
                 raise JobFailed(f"the job's exchange is {name}, and with servers it must be auto")
             return Exchange.SERVERS
-        if has_steps(settings):
+        if has_steps(settings) or is_planned(settings):
             if name not in ("auto", Exchange.STRIPES.name):
+                keys = "priorities" if is_planned(settings) else "rank or bucket_mb"
                 raise JobFailed(
-                    f"the job's exchange is {name}, and with rank or bucket_mb it must be stripes or auto"
+                    f"the job's exchange is {name}, and with {keys} it must be stripes or auto"
                 )
             return Exchange.STRIPES
         if name == "auto":
@@ -200,8 +208,14 @@ class Plan:
         unit: int,
         exchange: Exchange,
         serving: Serving | None = None,
+        channels: tuple[ChannelPlan, ...] = (),
     ) -> Phase:
-        """These members train, until the next decision; those that serve only do so if the job says so."""
+        """These members train, until the next decision; those that serve only do so if the job says so.
+
+        With `channels`, the plan of a step, `fragments` are not looked at.
+        """
+        if channels:
+            fragments = channels[0].room
         if serving is not None and not (self.servers is not None and self.servers.train):
             counted = set(counted).difference(serving.servers)
         batch = max(self.batch, len(counted))  # a member without a share is not counted
@@ -220,7 +234,25 @@ class Plan:
             feedback=self.feedback,
             sized=self.sized,
             serving=serving,
+            channels=channels,
         )
+
+
+def read_plan(
+    settings: Mapping[str, Any], told: Sequence[says.ChannelPlan]
+) -> tuple[ChannelPlan, ...]:
+    """The plan that a training program has told of.
+
+    Raises:
+        JobFailed: it cannot be meant, or the job's steps have none.
+    """
+    channels = tuple(ChannelPlan(c.urgency, max(c.rounds, default=0), c.rounds) for c in told)
+    if is_planned(settings) is not bool(channels):
+        raise JobFailed("a training program tells the plan of its steps where priorities is set")
+    if channels and not fits(channels, MOST_FRAGMENTS, sized=False):
+        shown = ", ".join(str(list(channel.rounds)) for channel in channels)
+        raise JobFailed(f"a step cannot have these rounds on its channels: {shown[:200]}")
+    return channels
 
 
 def is_group(settings: Mapping[str, Any]) -> bool:
@@ -269,7 +301,7 @@ class Found:
     after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
     counted; `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed
     here. `crash`: what ended this host's last training program, if one has crashed. `servers`: of the last training
-    phase, by rank.
+    phase, by rank. `channels`: the plan of that phase.
     """
 
     able: bool
@@ -280,3 +312,4 @@ class Found:
     failed: frozenset[Exchange] = frozenset()
     crash: str = ""
     servers: tuple[int, ...] = ()
+    channels: tuple[ChannelPlan, ...] = ()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nicps import wire
@@ -13,7 +13,9 @@ from nicps.job.accumulators import Memory
 from nicps.job.actions import EndProgram, EnterPhase, Post, Welcome
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
+from nicps.job.owed import Owed, PlannedStep
 from nicps.protocol import Committed, Phase
+from nicps.protocol.plan import ChannelPlan
 from nicps.session import shared_form
 from nicps.session.served_form import Serves
 
@@ -33,7 +35,8 @@ class Program:
         patient: no message is expected of it at any time, except the rest of a gradient that it has begun to convert.
 
     Attributes: `attached`, it has connected; `gateway`, a process connects for it. `ready`, it has built the model,
-    whose gradient has `fragments`. `ended`, its process is gone. `digest`, of its state (hexadecimal).
+    whose gradient has `fragments`; `channels`, its
+    first plan of a step, where steps have one. `ended`, its process is gone. `digest`, of its state (hexadecimal).
     `holds_state`: that was the others' state, too, so it is no new program. `trained`, the last round that it was told
     of; `saved`, the number of rounds of the state that it saved last. `duty`, what it has to do ("start", "work",
     "save", "load", "judge" or "end"); empty while it waits for this host.
@@ -47,13 +50,11 @@ class Program:
         self.attached = self.gateway = self.ready = self.ended = self.holds_state = False
         self.digest = ""
         self.fragments = 0
+        self.channels: tuple[ChannelPlan, ...] = ()
         self.trained = self.saved = 0
         self._moved = now  # when it sent a message, or was told what to do
         self._unanswered = 0  # phases that it was told of and is not in yet
-        self._trains = False
-        self._closed = False  # the open round is closed without it: it computes no more for it
-        self._unread = False  # it has not read the last sum that it was told of
-        self._unjudged = False  # it has not judged that round, as the lead's program
+        self._owed = Owed()
         self._shown = (0, 0, 0)  # the memory of the kernel's that it has mapped
         self._saving = 0  # number of the phase in which it saves or loads
         self._own_phase = _OWN_PHASES
@@ -76,7 +77,7 @@ class Program:
     def excuse(self) -> None:
         """It has nothing more to do in the open round until that is committed, except to judge the one before."""
         if self.duty == "work":
-            self.duty = "judge" if self._unjudged else ""
+            self.duty = "judge" if self._owed.unjudged else ""
 
     def close_round(self, round_: int) -> None:
         """The open round closes without it. It may still have to read the sum of the round before, and to judge that
@@ -86,8 +87,10 @@ class Program:
         """
         if round_ < self._first_round:
             return
-        self._closed = True
-        if not self._unread:
+        self._owed.closed = True
+        if self._owed.step is not None:
+            self._go_on_with_step()
+        elif not self._owed.unread:
             self.excuse()
 
     def note_movement(self, now: float) -> None:
@@ -125,19 +128,26 @@ class Program:
         memory: Memory,
         node: NodeInfo,
         serves: Serves | None = None,
+        rounds: Sequence[int] = (),
     ) -> Orders:
         """Leave whatever it does, and go into this phase, with that memory of the kernel's.
 
         Args:
             serves: who serves parameters in it.
+            rounds: the open round of each channel, where it has several and goes on.
         """
         works = phase.kind is wire.PhaseKind.FINISH or bool(phase.shares[node.number - 1])
-        self._trains = works and phase.kind is wire.PhaseKind.TRAIN
+        self._owed.trains = works and phase.kind is wire.PhaseKind.TRAIN
         self.holds_state |= phase.kind is not wire.PhaseKind.FINISH
         self._first_round = first_round
-        self._closed = self._unread = False
+        self._owed.closed = self._owed.unread = False
         # R14: a lead that comes back to a phase repeats its decision after the round before.
-        self._unjudged = node.leads and first_round > phase.first_round
+        self._owed.unjudged = node.leads and first_round > phase.first_round
+        self._owed.step = None
+        opened = tuple(rounds) or (first_round,) * phase.channel_count
+        if phase.planned:
+            self._owed.step = step = PlannedStep(phase, opened)
+            self._owed.unjudged = node.leads and step.judges
         self.give_duty(now, "end" if phase.kind is wire.PhaseKind.FINISH else "work")
         if not works:
             self.excuse()  # it only serves
@@ -157,6 +167,11 @@ class Program:
             new.blocks,
             new.room,
             new.places,
+            tuple(
+                shared_form.PhaseChannel(plan.urgency, plan.rounds, open_)
+                for plan, open_ in zip(phase.channels, opened, strict=bool(phase.channels))
+            ),
+            new.stripes if phase.channels else (),
         )
         told: Orders = [Post(self.number, serves)] if serves is not None else []
         return [*told, EnterPhase(self.number, message)]
@@ -175,9 +190,12 @@ class Program:
     def show_view(self, now: float, node: NodeInfo, phase: Phase | None, memory: Memory) -> Orders:
         """Hosts have come or gone; the phase goes on, or none does. The program's stripe may be another one."""
         leads_now = node.leads and not self._leads
+        step = self._owed.step
         between = phase is None or node.open_round <= phase.first_round
+        if phase is not None and step is not None:
+            between = not step.judges
         if leads_now and not between:
-            self._unjudged = True  # R14: it repeats its decision
+            self._owed.unjudged = True  # R14: it repeats its decision
             if not self.duty:
                 self.give_duty(now, "judge")
         view, self._leads = node.view, node.leads
@@ -186,14 +204,22 @@ class Program:
         if self._shown[1]:
             places = memory.since(self._shown).places
             self._shown = (*self._shown[:2], memory.made[2])
-        message = shared_form.View(view.number, view.order, view.lead, node.open_round, places)
+        stripes = memory.stripes if step is not None and places else ()
+        of = view.number, view.order, view.lead, node.open_round
+        message = shared_form.View(*of, places, stripes)
         return [Post(self.number, message)]
 
     def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
         """A round counts: its sum can be read."""
-        self.trained = commit.round
-        self._closed, self._unread, self._unjudged = False, True, self._leads
+        owed, step = self._owed, self._owed.step
+        if step is None:
+            self.trained = commit.round
+            owed.closed, owed.unread, owed.unjudged = False, True, self._leads
+        elif step.note_committed(commit.channel, commit.round):
+            self.trained = step.trained
+            owed.closed, owed.unjudged = False, self._leads
         self.give_duty(now, "work")
+        self._go_on_with_step()
         message = shared_form.Committed(
             commit.round,
             commit.counted,
@@ -204,6 +230,7 @@ class Program:
             commit.view,
             commit.aggregators,
             commit.saved,
+            commit.channel,
         )
         return [Post(self.number, message)]
 
@@ -232,27 +259,52 @@ class Program:
         """It is in a phase that it was told of."""
         self._unanswered -= 1
 
-    def note_read(self, round_: int, digest: str) -> None:
+    def note_offered(self, channel: int, round_: int) -> None:
+        """It has offered to that round: until it is committed the program has nothing more to do for it."""
+        if self._owed.step is None:
+            self.excuse()
+            return
+        self._owed.step.note_offered(channel, round_)
+        self._go_on_with_step()
+
+    def _go_on_with_step(self) -> None:
+        """In a step of a plan: whether it owes something after what has just happened."""
+        owed, step = self._owed, self._owed.step
+        if step is None or self.duty not in ("", "work", "judge") or self.lags:
+            return
+        if step.owes(closed=owed.closed or not owed.trains):
+            self.duty = "work"
+        else:
+            self.duty = "judge" if owed.unjudged else ""
+
+    def note_read(self, round_: int, digest: str, channel: int = 0) -> None:
         """It has read a round's sum, and holds the state after it. The next round's sum may wait for it already."""
         self.digest = digest or self.digest
-        self._unread = round_ < self.trained
+        if self._owed.step is not None:
+            self._owed.step.note_read(channel, round_)
+            self._go_on_with_step()
+            return
+        self._owed.unread = round_ < self.trained
         if not self.lags:
             self.duty = "work"
-            if not self._unread and (self._closed or not self._trains):
+            if not self._owed.unread and (self._owed.closed or not self._owed.trains):
                 self.excuse()
 
     def note_judged(self, round_: int, what: str) -> None:
         """It has judged a round."""
         if round_ < self.trained:
             return  # the next round has been committed meanwhile: it owes that judgement
-        self._unjudged = False
+        self._owed.unjudged = False
         if self.duty == "judge":
             self.duty = ""
         if what not in ("continue", "more"):
             self.excuse()  # the lead goes on once all do something else
 
-    def note_ready(self, fragments: int, digest: str) -> None:
+    def note_ready(
+        self, fragments: int, digest: str, channels: tuple[ChannelPlan, ...] = ()
+    ) -> None:
         """It has built the model."""
+        self.channels = channels
         self.ready, self.fragments, self.digest, self.duty = True, fragments, digest, ""
 
     def note_state(self, number: int, digest: str) -> bool:

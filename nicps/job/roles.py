@@ -223,6 +223,7 @@ class Roles:
             failed=self._failed_in(part) if part is not None else frozenset(),
             crash=one_line(part.programs.crash) if part is not None else "",
             servers=part.served.servers if part is not None else (),
+            channels=part.channels if part is not None else (),
         )
         orders.append(Log("this host leads the job from now on"))
         self._drop_lead()

@@ -32,14 +32,19 @@ class Steps:
 
         Args:
             mine: this host's program takes part in it.
-            several: a step takes several rounds. Every member has given all of its share then (R13).
+            several: a step takes several rounds. Every member has given all of its share then (R13), unless they are
+                those of a plan.
         """
         phase = commit.phase
         trains = phase.kind is wire.PhaseKind.TRAIN
         if not (trains and several):
             self.trained += trains and mine
             return [NoteCommit(commit.round, not trains, _samples_of(commit))]
-        if mine:
+        if mine and phase.planned:
+            self._rounds += 1
+            if not commit.channel:
+                self._counted, self._last = commit.counted, commit.round
+        elif mine:
             self._counted = {number: phase.shares[number - 1] for number in commit.counted}
             self._rounds, self._last = self._rounds + 1, commit.round
         return []

@@ -155,6 +155,11 @@ class NodeParts:
         return self.rings.open_round
 
     @property
+    def rounds(self) -> tuple[int, ...]:
+        """The open round of each channel of the phase in force; of one channel where none is."""
+        return (self.rings.open_round, *self.rings.opened)
+
+    @property
     def highest_round(self) -> int:
         """The highest open round of any channel. A phase that is decided on begins with a later one."""
         return self.rings.highest_round

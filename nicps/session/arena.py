@@ -110,6 +110,10 @@ class Handover:
     def show(self, round_: int, fragments: int) -> None:
         """So many of its fragments can be sent."""
         self._arena.set_converted(round_, fragments)
+        self.ring()
+
+    def ring(self) -> None:
+        """More of a contribution can be sent."""
         os.eventfd_write(self._doorbell, 1)
 
     def close(self) -> None:

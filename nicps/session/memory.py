@@ -9,6 +9,7 @@ from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.phases import Commit
+from nicps.session.planned import PlannedRounds
 from nicps.session.reducers import AddingReducer, Reducer, Standing, StripedReducer
 from nicps.session.sized import SizedRounds
 
@@ -21,9 +22,10 @@ class Memory:
         arena, doorbell: by which the agent hears of what is converted.
         number: this member's.
         several: a training step takes several rounds, each of a size of its own.
+        planned: it takes those of a plan.
 
     Attributes: `arena`; `adding`, for exchanges in which lanes are multiples of a unit; `striped`, for the others, or
-    in its place `sized`.
+    in its place `sized` or `planned`.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class Memory:
         number: int,
         *,
         several: bool,
+        planned: bool = False,
     ) -> None:
         self.arena = arena
         with_all = format, residual, arena, doorbell, number
         self.adding = AddingReducer(*with_all)
-        self.striped = None if several else StripedReducer(*with_all)
+        self.striped = None if several or planned else StripedReducer(*with_all)
         self.sized = SizedRounds(number, arena, doorbell) if several else None
+        self.planned = PlannedRounds(number, arena, doorbell) if planned else None
         self._reducer: Reducer | None = None
 
     @property
@@ -60,7 +64,7 @@ class Memory:
     def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map the kernel's memory that comes with a message."""
         self.adding.map(message, fds)
-        for each in (self.striped, self.sized):
+        for each in (self.striped, self.sized, self.planned):
             if each is not None:
                 each.map(message, fds)
 

@@ -15,7 +15,7 @@ class Phase:
     """What to do next: "train", "test" (one round), "save" or "load" the state, or "end".
 
     `shares` are the members' parts of a round by number, in samples; 0 for who is not counted. `exchange`
-    makes one sum of a round's contributions.
+    makes one sum of a round's contributions. `channels`: the plan of a step, where steps have one.
     """
 
     kind: str
@@ -23,6 +23,7 @@ class Phase:
     number: int
     shares: tuple[int, ...]
     exchange: Exchange = Exchange.BROADCAST
+    channels: tuple[shared_form.PhaseChannel, ...] = ()
 
     def share_of(self, number: int) -> int:
         """A member's part of a round, in samples."""

@@ -36,6 +36,7 @@ from nicps.session.fields import (
 )
 from nicps.session.messages import MEMBER, NO_MEMBER, Error
 from nicps.session.served_form import NearLimit, Pull, Pulled, Serves, Step, Stepped
+from nicps.wire import MAX_CHANNELS
 
 MOST_LANES = 1 << 33
 LEAST_UNIT, MOST_UNIT = -120, 126
@@ -51,11 +52,43 @@ EXCHANGE = Kind(
 #: Settings by which a job's training steps take several rounds: factors of low rank, and gradients in buckets.
 SEVERAL_ROUNDS = ("rank", "bucket_mb")
 DECISIONS = ("continue", "test", "end")
+CHANNEL = whole(0, MAX_CHANNELS - 1)
 
 
 def has_steps(settings: Mapping[str, Any]) -> bool:
-    """Whether a job's training steps take several rounds."""
-    return any(settings.get(key) for key in SEVERAL_ROUNDS)
+    """Whether a job's training steps take several rounds, each of a size of its own."""
+    return not is_planned(settings) and any(settings.get(key) for key in SEVERAL_ROUNDS)
+
+
+def is_planned(settings: Mapping[str, Any]) -> bool:
+    """Whether a job's training steps take the rounds of a plan, on several channels (docs/channels.md)."""
+    return bool(settings.get("priorities"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPlan:
+    """The rounds of a training step on one channel."""
+
+    urgency: Annotated[int, Field(whole(0, 7), "its rank on the wire; a larger number goes first")]
+    rounds: Annotated[
+        tuple[int, ...],
+        Field(listed(whole(1), "whole numbers"), "fragments of each of its rounds, in order"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChannel:
+    """A channel of a phase that begins, or goes on."""
+
+    urgency: Annotated[int, Field(whole(0, 7), "its rank on the wire; a larger number goes first")]
+    rounds: Annotated[
+        tuple[int, ...],
+        Field(listed(whole(1), "whole numbers"), "fragments of each of its rounds, in order"),
+    ]
+    open: Annotated[int, Field(ROUND, "its open round")]
+
+
+PLAN = listed(record(ChannelPlan), "objects")
 
 
 # ---- a training program to its agent
@@ -68,6 +101,10 @@ class Ready(Message):
     op: ClassVar[str] = "ready"
     lanes: Annotated[int, Field(whole(1, MOST_LANES), "float32 values of a round's vector")]
     digest: Annotated[str, Field(DIGEST, "of model and state; the same on all members")]
+    channels: Annotated[
+        tuple[ChannelPlan, ...],
+        Field(PLAN, "of a job with `priorities`: the first plan of a step, by channel"),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +142,7 @@ class Offer(Message):
     conversion: Annotated[
         int, Field(CONVERSION, "in stripes, of the records that are offered; otherwise 0")
     ] = 0
+    channel: Annotated[int, Field(CHANNEL, "whose round it is")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +152,7 @@ class Read(Message):
     op: ClassVar[str] = "read"
     round: Annotated[int, Field(ROUND, "that round")]
     digest: Annotated[str, Field(DIGEST, "of the state after it; empty where there is none")]
+    channel: Annotated[int, Field(CHANNEL, "whose round it is")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +201,15 @@ class Decide(Message):
     what: Annotated[
         str,
         Field(
-            choice(*DECISIONS, "more", "admit"),
-            'what comes next; "more": of the same step, another round; "admit": of a group, hosts that wait',
+            choice(*DECISIONS, "more", "admit", "plan"),
+            'what comes next; "more": of the same step, another round; "admit": of a group, hosts that wait; "plan":'
+            " as `continue`, with another plan",
         ),
     ]
     checkpoint: Annotated[
         bool, Field(FLAG, "as the lead it will write a checkpoint after the next round")
     ] = False
+    channels: Annotated[tuple[ChannelPlan, ...], Field(PLAN, "that plan, by channel")] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +337,17 @@ class Phase(Message):
     places: Annotated[
         int, Field(COUNT, "blocks in a bank of the own stripe's new places; 0: the old ones")
     ] = 0
+    channels: Annotated[
+        tuple[PhaseChannel, ...],
+        Field(
+            listed(record(PhaseChannel), "objects"),
+            "the plan, in a phase with several channels, or several planned rounds a step",
+        ),
+    ] = ()
+    stripes: Annotated[
+        tuple[int, ...],
+        Field(listed(COUNT, "whole numbers"), "of several channels: the parts of `places`"),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +362,10 @@ class View(Message):
     places: Annotated[
         int, Field(COUNT, "blocks in a bank of the own stripe's new places; 0: the old ones")
     ] = 0
+    stripes: Annotated[
+        tuple[int, ...],
+        Field(listed(COUNT, "whole numbers"), "of several channels: the parts of `places`"),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +394,7 @@ class Committed(Message):
     checkpoint: Annotated[
         bool, Field(FLAG, "the lead writes a checkpoint of the state after it (R22)")
     ] = False
+    channel: Annotated[int, Field(CHANNEL, "whose round it is")] = 0
 
 
 @dataclass(frozen=True, slots=True)

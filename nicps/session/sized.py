@@ -7,9 +7,10 @@ The other representations of a round's vector are in `nicps.session.reducers`.
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from nicps.session import shared_form
 from nicps.session.absolute import BOOL, I8, Lanes
@@ -37,7 +38,7 @@ class Outcome:
 
     Attributes: `lanes` and `exponents`, the sums: (fragments, per_fragment) and (fragments,); `own_lanes` and
     `own_exponents`, the same of what this member has contributed; `members`, how many have; `unit`, log2 of that of the
-    sums; `rest`, None if this member has made no sums.
+    sums; `rest`, None if this member has made no sums; `counted`, whether this member is one of them.
     """
 
     count: int
@@ -48,6 +49,7 @@ class Outcome:
     members: int
     unit: int
     rest: Rest | None = None
+    counted: bool = True
 
 
 class Vector(Protocol):
@@ -102,6 +104,30 @@ class SizedRounds:
         self._own = OwnRecords(arena, doorbell)
         self._sums: Records | None = None
         self._rests = Remainders(LaneFormat(1, 8))  # by blocks
+        self._channel = self._first = 0  # of several
+        self._mapping = threading.Lock()
+
+    @classmethod
+    def of_channel(
+        cls,
+        number: int,
+        channel: int,
+        first: int,
+        own: OwnRecords,
+        sums: Records,
+        rests: Remainders,
+        mapping: threading.Lock,
+    ) -> Self:
+        """One channel of several, whose memory is mapped, and is not this object's to map.
+
+        Args:
+            first: where its fragments begin in a bank.
+            mapping: held while there are new remainders.
+        """
+        made = cls.__new__(cls)
+        made._number, made._channel, made._first = number, channel, first
+        made._own, made._sums, made._rests, made._mapping = own, sums, rests, mapping
+        return made
 
     def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map what comes with a message, but for accumulators."""
@@ -112,20 +138,23 @@ class SizedRounds:
         if message.places:
             self._rests.map(next(fds), message.places, message.view)
 
-    def begin(self, round_: int, vector: Vector, call: int) -> shared_form.Offer:
+    def begin(
+        self, round_: int, vector: Vector, call: int, *, sized: bool = True
+    ) -> shared_form.Offer:
         """The offer of a vector, which must be sent before it is converted.
 
         Args:
-            call: a checksum of what is called.
+            call: a checksum of what is called; if the round has no size of its own, the samples.
         """
-        conversion = self._own.begin(round_)
-        samples = sized_samples(_fragments_of(vector), call, vector.width)
-        return shared_form.Offer(round_, samples, vector.bound(), False, conversion)
+        conversion = self._own.begin(round_, self._channel)
+        samples = sized_samples(_fragments_of(vector), call, vector.width) if sized else call
+        of = vector.bound(), False, conversion, self._channel
+        return shared_form.Offer(round_, samples, *of)
 
     def convert(self, round_: int, vector: Vector, live: Collection[int]) -> None:
         """Convert it: this member's own stripe first."""
-        own, bank, order = self._own.records, round_ & 1, sorted(live)
-        lanes, exponents = _lanes(own, bank, vector.width), own.exponents[bank]
+        bank, order = round_ & 1, sorted(live)
+        lanes, exponents = self._of_bank(self._own.records, bank, vector.width)
         rank = order.index(self._number) if self._number in order else 0
 
         def write(first: int, count: int) -> None:
@@ -133,7 +162,7 @@ class SizedRounds:
 
         batch = LaneFormat(1, vector.width).batch
         parts = in_turn(_fragments_of(vector), batch, rank, len(order))
-        self._own.convert(round_, parts, write)
+        self._own.convert(round_, parts, write, self._channel, self._first)
 
     def settle(self, round_: shared_form.Committed, vector: Vector) -> None:
         """Give the vector the sums of a round in which all have called the same."""
@@ -143,15 +172,19 @@ class SizedRounds:
         rest = None if alone or not vector.feedback else self._rest(round_, sums, vector)
         outcome = Outcome(
             _fragments_of(vector),
-            _lanes(sums, bank, width),
-            sums.exponents[bank],
-            _lanes(own, bank, width),
-            own.exponents[bank],
+            *self._of_bank(sums, bank, width),
+            *self._of_bank(own, bank, width),
             len(round_.counted),
             round_.unit,
             rest,
+            self._number in round_.counted,
         )
         vector.settle(outcome)
+
+    def _of_bank(self, records: Records, bank: int, width: int) -> tuple[Lanes, I8]:
+        """Lanes and exponents of this channel's fragments, and of those behind them."""
+        first = self._first
+        return _lanes(records, bank, width)[first:], records.exponents[bank, first:]
 
     def close(self) -> None:
         """Give the memory back; the mappings go with the last view of them."""
@@ -162,9 +195,11 @@ class SizedRounds:
         if self._number not in order:
             return None
         here = stripe(_fragments_of(vector), order.index(self._number), len(order))
-        used = sums.usable_rests(round_.round, round_.view, slice(here.start, here.stop))
-        per_block = fragments_per_block(width)
-        blocks = self._rests.of(round_.round, round_.view, -(-len(here) // per_block))
+        mine = slice(self._first + here.start, self._first + here.stop)
+        used = sums.usable_rests(round_.round, round_.view, mine)
+        count = -(-len(here) // fragments_per_block(width))
+        with self._mapping:
+            blocks = self._rests.of(round_.round, round_.view, count)
         lanes = blocks.reshape(-1, LaneFormat(1, width).per_fragment)[: len(here)]
         return Rest(here.start, lanes, used)
 

@@ -8,6 +8,7 @@ Own lanes are written here, and all else is written by the kernel's programs alo
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -88,6 +89,8 @@ class OwnRecords:
         self._handover = Handover(arena, doorbell)
         self._records: Records | None = None
         self._conversion = 0
+        self._of: dict[int, int] = {}  # the last one of each channel
+        self._counting = threading.Lock()  # channels may be different threads'
 
     def map(self, format: LaneFormat, fd: int, room: int) -> None:
         """Map new ones, (2, room); the descriptor is closed."""
@@ -100,23 +103,39 @@ class OwnRecords:
         assert self._records is not None, "the agent has sent no own records"
         return self._records
 
-    def begin(self, round_: int) -> int:
+    def begin(self, round_: int, channel: int = 0) -> int:
         """The number of a new conversion, above 0, which no record has. Call it before the offer is sent."""
-        self._handover.begin(round_)
-        self._conversion = self._conversion % _LAST_CONVERSION + 1
-        return self._conversion
+        if not channel:
+            self._handover.begin(round_)
+        with self._counting:
+            self._conversion = self._conversion % _LAST_CONVERSION + 1
+            self._of[channel] = self._conversion
+            return self._conversion
 
     def convert(
-        self, round_: int, parts: Iterable[range], write: Callable[[int, int], None]
+        self,
+        round_: int,
+        parts: Iterable[range],
+        write: Callable[[int, int], None],
+        channel: int = 0,
+        first: int = 0,
     ) -> None:
-        """Let `write` convert these parts, each from its first fragment on so many."""
-        conversions, done = self.records["conversion"][round_ & 1], 0
+        """Let `write` convert these parts, each from its first fragment on so many.
+
+        Args:
+            channel, first: of several, whose round it is, and where its fragments begin in a bank.
+        """
+        conversions, done = self.records["conversion"][round_ & 1, first:], 0
+        conversion = self._of[channel]
         for part in parts:
             write(part.start, len(part))
             barrier()  # a reader that sees the conversion also sees the lanes
-            conversions[part.start : part.stop] = self._conversion
+            conversions[part.start : part.stop] = conversion
             done += len(part)
-            self._handover.show(round_, done)
+            if channel:
+                self._handover.ring()
+            else:
+                self._handover.show(round_, done)
 
     def close(self) -> None:
         """Close arena and doorbell; the mapping goes with the last view of it."""
@@ -275,15 +294,24 @@ class Remainders:
         self._format = format
         self._of: list[tuple[int, I64]] = []  # first view, lanes; in the order in which they came
 
+    @staticmethod
+    def size(places: int) -> int:
+        """Bytes of so many places a bank."""
+        return _BANKS * places * BLOCK_LANES * 8
+
     def map(self, fd: int, places: int, view: int) -> None:
         """Map new places, int64 (2, places, 1440), for reading, in use from that view on; the descriptor is closed.
 
         A round of an earlier view may still be committed. Its remainders are in the places before, which are kept.
         """
-        size = _BANKS * places * BLOCK_LANES * 8
-        whole = np.frombuffer(mapped(fd, size, mmap.PROT_READ), np.int64)
-        lanes = whole[: size // 8].reshape(_BANKS, -1, self._format.per_fragment)
-        self._of.append((view, lanes))
+        whole = mapped(fd, self.size(places), mmap.PROT_READ)
+        self.add(whole, places, view, range(places))
+
+    def add(self, whole: mmap.mmap, places: int, view: int, part: range) -> None:
+        """Use that part of the places, which are mapped, from that view on."""
+        words = np.frombuffer(whole, np.int64)[: self.size(places) // 8]
+        mine = words.reshape(_BANKS, places, -1)[:, part.start : part.stop]
+        self._of.append((view, mine.reshape(_BANKS, -1, self._format.per_fragment)))
 
     def of(self, round_: int, view: int, count: int) -> I64:
         """Of the first `count` fragments of the stripe in that view, int64 (count, per_fragment), in units."""

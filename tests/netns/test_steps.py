@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose steps take several rounds: factors of low rank, and gradients in buckets (docs/jobs.md). Real agents."""
+"""Jobs whose steps take several rounds: as factors of low rank, in buckets, or in parts on channels. Real agents."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.netns.test_leaving import ends_well
 KINDS: dict[str, dict[str, Any]] = {
     "rank": {"rank": 1, "exchange": "stripes"},
     "buckets": {"bucket_mb": 0.0001, "lane": "i8", "exchange": "stripes"},
+    "channels": {"priorities": 2, "lane": "i8", "exchange": "stripes", "quorum": 1.0},
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -58,7 +59,9 @@ def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
     assert run.result["test_accuracy"] > 0.7 and run.result["fragments_added"] > 0
     assert sorted(same_weights(run, *three.names)) == [*range(1, 41)]
     rows = run.training("h1")
-    rounds = {"rank": 2, "buckets": 3}[kind]  # a layer's weights and its biases can be buckets each
+    rounds = {"rank": 2, "buckets": 3, "channels": 1}[
+        kind
+    ]  # of channel 0; a layer's weights and its biases can be buckets each
     assert {later["round"] - row["round"] for row, later in pairwise(rows[:19])} == {rounds}
     assert all(row["counted"] == {"1": 40, "2": 40, "3": 40} for row in rows)
     for host in three.names:
@@ -67,8 +70,10 @@ def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
         assert after["samples"] - before[host]["samples"] == 40 * 120, host
 
 
-@pytest.mark.short("buckets-h2")
-@pytest.mark.parametrize(("kind", "host"), [("rank", "h1"), ("buckets", "h2")])
+@pytest.mark.short("buckets-h2", "channels-h1")
+@pytest.mark.parametrize(
+    ("kind", "host"), [("rank", "h1"), ("buckets", "h2"), ("channels", "h1"), ("channels", "h2")]
+)
 def test_a_host_is_killed_and_comes_back(
     three: Network, open_path: Path, kind: str, host: str
 ) -> None:
@@ -135,13 +140,13 @@ def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None
     three.ready()
 
 
-@pytest.mark.short("buckets")
+@pytest.mark.short("buckets", "channels")
 @kinds
 def test_a_resumed_job_has_the_same_bits(two: Network, kind: str) -> None:
     """Every host goes on with its own error, and all with what their factors begin with."""
     job = tiny_job(two.folder)
     settings = {**KINDS[kind], "batch": 16}
-    lanes = 16 * 8 + 8 * 4 + (8 + 4) * (kind == "buckets")
+    lanes = 16 * 8 + 8 * 4 + (8 + 4) * (kind != "rank")
     straight = same_weights(two.train(job, rounds=12, **settings), *two.names)
     half = two.train(job, rounds=6, **settings)
     folder = two.place("h1", "runs") / half.result["job_id"]

@@ -132,6 +132,7 @@ ROOMS = {
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/collective": (ERRORS, WIRE, BARRIER, SESSION, "nicps.collective"),
     "nicps/torch": (ERRORS, "nicps.collective", "nicps.torch"),
+    "nicps/flows.py": (ERRORS, SESSION, "nicps.client", "nicps.collective", "nicps.steps"),
     "nicps/steps.py": (ERRORS, WIRE, SESSION, "nicps.client", "nicps.collective"),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
     "nicps/agent": (
@@ -152,6 +153,7 @@ ROOMS = {
     ),
     "trainer": (
         *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
+        *("nicps.flows", "nicps.need_first"),
         *(ERRORS, EXTRAS, PROGRAMS, STARTUP),
         *("nicps.gradient_json", "trainer"),
     ),

@@ -326,6 +326,7 @@ def test_a_group_ends_without_anything_that_is_saved_or_collected() -> None:
     class Node:
         view, live, learners, leads = VIEW, VIEW.live, frozenset[int](), True
         open_round, phase_in_force = 4, sized()
+        highest_round, between_steps = 4, True
 
     plan = Plan("g", 1, 32, exchange=Exchange.STRIPES, group=True)
     course = Course(plan, Node())  # type: ignore[arg-type]

@@ -344,7 +344,7 @@ OF_A_PROGRAM = [
     (message("read", round=1, digest="d" * 129), '"digest" has 129 characters, not at most 128'),
     (
         message("decide", round=1, what="stop"),
-        """"what" is 'stop', not "continue", "test", "end", "more" or""",
+        """"what" is 'stop', not "continue", "test", "end", "more", "admit" or""",
     ),
     (message("report", values=[1]), '"values" is a list, not an object'),
     (message("step", round=1, samples=0), '"samples" is 0, not a whole number from 1 to 2^31 - 1'),

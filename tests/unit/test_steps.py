@@ -67,6 +67,7 @@ def test_its_exchange_is_stripes(own: Exchange) -> None:
 class Node:
     view, live, learners, leads = VIEW, VIEW.live, frozenset[int](), True
     open_round, phase_in_force, phase = 7, PHASE, PHASE
+    highest_round, between_steps = 7, True
 
 
 def course() -> Course:

@@ -123,6 +123,7 @@ def test_partners_imply_that_each_step_is_averaged() -> None:
         ({**S, "exchange": "stripes"}, "exchange is 'stripes'; it must be auto, as system is S"),
         ({**S, "rank": 2}, "rank is 2; it must be none, as system is S"),
         ({**S, "bucket_mb": 5}, "bucket_mb is 5.0; it must be none, as system is S"),
+        ({**S, "priorities": 2}, "priorities is 2; it must be none, as system is S"),
         ({**S, "save_gradients": True}, "save_gradients is True; it must be false, as system is S"),
         ({**S, "redeal": False}, "redeal is False; it must be true, as system is S"),
         ({**S, "test_every": 3}, "sync_every is 4; it must be at most 3, as there is a test every"),
@@ -135,6 +136,27 @@ def test_partners_imply_that_each_step_is_averaged() -> None:
 def test_refuses_what_servers_cannot_have(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         merge(Settings(epochs=1), settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"priorities": 9}, "priorities is 9; it must be from 1 to 8"),
+        ({"exchange": "broadcast"}, "exchange is 'broadcast'; it must be auto or stripes"),
+        ({"rank": 2}, "rank is 2; it must be none, as priorities is set"),
+        ({"clip": 1.0}, "clip is 1.0; it must be none, as priorities is set"),
+        ({"save_gradients": True}, "save_gradients is True; it must be false, as priorities is"),
+        ({"priority_scope": "sender"}, "priority_scope is 'sender'; it must be queue or order"),
+    ],
+)
+def test_refuses_what_a_plan_cannot_have(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        merge(Settings(epochs=1), {"priorities": 2, **settings})
+
+
+def test_with_a_plan_a_quorum_stays_as_it_is() -> None:
+    merged = merge(Settings(epochs=1), {"priorities": 4, "bucket_mb": 5, "quorum": 0.8})
+    assert (merged.priorities, merged.quorum, merged.priority_scope) == (4, 0.8, "order")
 
 
 def test_settings_of_servers_do_nothing_in_the_ring() -> None:

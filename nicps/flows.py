@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's training step by a plan, on several channels at once (docs/channels.md): a thread for each channel.
+
+flows = Flows(session, parts, width)     # parts by channel, in the order of their rounds
+flows.begin(phase, rounds)
+flows.offer(channel, samples)            # its next part is whole: it goes out
+...
+commit = flows.finish()                  # all parts are sums by the samples
+session.applied(commit, digest)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+
+from nicps.client import Commit, Phase, Session
+from nicps.collective.feedback import Compressed
+from nicps.errors import JobFailed
+from nicps.session.lanes import F32, LaneFormat
+from nicps.session.shared_form import ChannelPlan, Committed
+from nicps.steps import StepEnded
+
+__all__ = ["Flows", "Part", "plan_of"]
+
+
+class Part(NamedTuple):
+    """What one round brings: float32 (n,), which goes out, and whose place the mean takes; and what rounding leaves
+    over of it.
+    """
+
+    vector: F32
+    residual: F32
+
+
+def plan_of(parts: Sequence[Sequence[Part]], width: int) -> tuple[ChannelPlan, ...]:
+    """The plan of a step with these parts by channel; a channel's number is its urgency."""
+    return tuple(
+        ChannelPlan(
+            urgency,
+            tuple(LaneFormat(len(part.vector), width).fragments for part in channel),
+        )
+        for urgency, channel in enumerate(parts)
+    )
+
+
+class _Offer(NamedTuple):
+    """A channel's thread takes the part of that place, which this member has `samples` for; 0: it only reads."""
+
+    step: int
+    channel: int
+    place: int
+    samples: int
+
+
+class Flows:
+    """The steps of one training program, one after the other.
+
+    Args:
+        parts: by channel, in the order of their rounds.
+        width: of the job's lanes, in bits.
+        together: channels have rounds open at the same time. Otherwise rounds come one after the other, in the order of
+            the offers, which is the same at all members then.
+
+    Attributes: `commits`, of the parts of this step whose means are there, by channel and place.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parts: Sequence[Sequence[Part]],
+        width: int,
+        *,
+        together: bool = True,
+    ) -> None:
+        assert session.channels is not None, "only of a job whose steps have a plan"
+        self._session, self._channels = session, session.channels
+        self._parts, self._width = parts, width
+        self._lock = threading.Lock()
+        self._step = 0  # counts them; what is of an earlier one is dropped
+        self._rounds: list[int] = []  # the first one of each channel in the step
+        self._given: list[int] = []  # parts that were given to the channel's thread
+        self.commits: dict[tuple[int, int], Committed] = {}
+        self._done = 0  # parts whose means are there, or do not come
+        self._failure: BaseException | None = None
+        count = len(parts) if together else 1
+        self._queues = [SimpleQueue[_Offer | None]() for _ in range(count)]
+        for queue in self._queues:
+            threading.Thread(target=self._flow, args=(queue,), name="flow", daemon=True).start()
+
+    @property
+    def plan(self) -> tuple[ChannelPlan, ...]:
+        """The plan of a step."""
+        return plan_of(self._parts, self._width)
+
+    def begin(self, phase: Phase, rounds: Sequence[int]) -> None:
+        """A step begins, with these rounds of each channel.
+
+        Raises:
+            JobFailed: the phase has another plan.
+        """
+        agreed = [channel.rounds for channel in phase.channels]
+        own = [channel.rounds for channel in self.plan]
+        if agreed != own:
+            raise JobFailed(
+                f"the lead plans a step with rounds of {agreed} fragments, and the model here needs {own}: the same"
+                " job.py and the same versions are needed on every host"
+            )
+        with self._lock:
+            self._step += 1
+            self._rounds, self._given = list(rounds), [0] * len(self._parts)
+            self.commits, self._done = {}, 0
+
+    def offer(self, channel: int, samples: int) -> None:
+        """The next part of that channel is whole, the sum over `samples`: it goes out.
+
+        Args:
+            samples: 0: this member has no part in the step, and only reads the sums.
+        """
+        with self._lock:
+            place = self._given[channel]
+            self._given[channel] += 1
+            queue = self._queues[min(channel, len(self._queues) - 1)]
+            queue.put(_Offer(self._step, channel, place, samples))
+
+    def offer_rest(self, samples: int) -> None:
+        """All parts that have not gone out do, in the order of the plan."""
+        for place in range(max(map(len, self._parts))):
+            for channel, parts in enumerate(self._parts):
+                if place < len(parts) and place >= self._given[channel]:
+                    self.offer(channel, samples)
+
+    def has(self, channel: int, place: int) -> bool:
+        """Whether the mean of that part is there."""
+        return (channel, place) in self.commits
+
+    @property
+    def settled(self) -> bool:
+        """All that has been offered in this step is committed and read."""
+        return len(self.commits) == sum(self._given)
+
+    def finish(self) -> Commit:
+        """Wait until all parts are there, which have been offered, or are about to be.
+
+        Returns the last round of channel 0, as `Session.applied` needs it.
+
+        Raises:
+            StepEnded: the phase has ended: nothing of the step counts.
+            JobAborted: the job was stopped.
+        """
+        count = sum(map(len, self._parts))
+        self._channels.attend(lambda: self._failure is not None or self._done == count)
+        if self._failure is not None:
+            raise self._failure
+        if len(self.commits) < count:
+            raise StepEnded
+        last = self.commits[0, len(self._parts[0]) - 1]
+        return Commit.of(last, offered=last.counted.get(self._session.number, 0) > 0)
+
+    def give_up(self) -> None:
+        """Nothing more of the step that is under way goes out, or is read."""
+        with self._lock:
+            self._step += 1
+
+    def close(self) -> None:
+        """End the threads; a step that is under way is given up."""
+        self.give_up()
+        for queue in self._queues:
+            queue.put(None)
+
+    # ---- a channel's thread
+
+    def _flow(self, queue: SimpleQueue[_Offer | None]) -> None:
+        while (offer := queue.get()) is not None:
+            if offer.step != self._step:
+                continue
+            try:
+                self._exchange(offer)
+            except BaseException as failure:  # the thread that computes raises it
+                self._failure = failure
+            with self._lock:
+                self._done += offer.step == self._step
+            self._channels.wake()
+
+    def _exchange(self, offer: _Offer) -> None:
+        if self._channels.ends:
+            return
+        channel = offer.channel
+        round_ = self._rounds[channel] + offer.place
+        part = self._parts[channel][offer.place]
+        vector = Compressed(part.vector, part.residual, self._width, mean=False)
+        if offer.samples:
+            self._channels.offer(channel, round_, vector, offer.samples)
+        commit = self._channels.wait(channel, round_)
+        if commit is None:
+            return
+        self._channels.settle(commit, vector)
+        samples = sum(commit.counted.values())
+        if samples:
+            np.divide(part.vector, np.float32(samples), out=part.vector)
+        else:
+            part.vector[:] = 0.0
+        self.commits[channel, offer.place] = commit

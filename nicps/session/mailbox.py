@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of one connection, for several threads: one of them reads at a time, for all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from nicps.session import shared_form
+from nicps.session.messages import Error
+
+R = TypeVar("R")
+Received = tuple[shared_form.FromAgent, list[int]]
+
+#: What ends a wait for a round, if it comes first.
+ENDS = shared_form.Phase, shared_form.Abort, Error
+
+
+class Mailbox:
+    """Commits of channels by the rounds that they name; all else in order, for the thread that computes.
+
+    Args:
+        descriptor: readable when something comes; `is_there`: whether a message can be had at once; `receive`: it.
+        note: told of a view at once, as sums of later commits need what comes with it. But if something is waiting for
+            the thread that computes, the view waits behind that.
+
+    Attributes: `rest`, for the thread that computes; that thread alone takes messages out of it.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        is_there: Callable[[], bool],
+        receive: Callable[[], Received],
+        note: Callable[[shared_form.FromAgent, list[int]], None],
+    ) -> None:
+        self.rest: deque[Received] = deque()
+        self._receive, self._is_there, self._note = receive, is_there, note
+        self._changed = threading.Condition()
+        self._commits: dict[tuple[int, int], shared_form.Committed] = {}
+        self._descriptor, self._planned = descriptor, False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._reads = False  # a thread is receiving
+        self._failure: BaseException | None = None  # of the connection: every thread's
+
+    def take(self) -> Received:
+        """The next message for the thread that computes, waited for."""
+        return self._wait_for(lambda: self.rest.popleft() if self.rest else None)
+
+    def take_commit(self, channel: int, round_: int) -> shared_form.Committed | None:
+        """That round's commit, waited for; None if the phase ends before."""
+
+        def find() -> tuple[shared_form.Committed | None] | None:
+            found = self._commits.pop((channel, round_), None)
+            return (found,) if found is not None or self.ends else None
+
+        return self._wait_for(find)[0]
+
+    @property
+    def ends(self) -> bool:
+        """The thread that computes will find a message after which no round of this phase is waited for."""
+        return any(isinstance(message, ENDS) for message, _ in self.rest)
+
+    def begin(self, *, planned: bool) -> None:
+        """Another phase begins: commits of the one before are not waited for any more.
+
+        Args:
+            planned: its commits are the channels'; otherwise the thread that computes waits for them.
+        """
+        with self._changed:
+            self._commits.clear()
+            self._planned = planned
+
+    def attend(self, done: Callable[[], bool]) -> None:
+        """The thread that computes waits until other threads, which `wake` this one, have `done` something.
+
+        Once the phase ends they have soon done what they can.
+        """
+
+        def find() -> tuple[Received, ...] | None:
+            if done():
+                return ()
+            return (self.rest.popleft(),) if self.rest and not self.ends else None
+
+        while received := self._wait_for(find):
+            self._note(*received[0])
+
+    def wake(self) -> None:
+        """Let all threads look again at what they wait for, the one that reads, too."""
+        os.eventfd_write(self._bell, 1)
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No thread waits any more."""
+        os.close(self._bell)
+
+    def poll(self) -> None:
+        """Receive what is there."""
+        with self._changed:
+            while not self._reads and self._failure is None and self._is_there():
+                self._sort(*self._receive())
+
+    def _wait_for(self, find: Callable[[], R | None]) -> R:
+        with self._changed:
+            while True:
+                if (found := find()) is not None:
+                    return found
+                if self._failure is not None:
+                    raise self._failure
+                if self._reads:
+                    self._changed.wait()
+                else:
+                    self._read()
+
+    def _read(self) -> None:
+        """Receive one message, or be woken, without the lock; another thread may find what it waits for meanwhile."""
+        self._reads, received = True, None
+        self._changed.release()
+        try:
+            if not self._is_there():
+                select.select([self._descriptor, self._bell], [], [])
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            if self._is_there():
+                received = self._receive()
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            self._changed.acquire()
+            self._reads = False
+            self._changed.notify_all()
+        if received is not None:
+            self._sort(*received)
+
+    def _sort(self, message: shared_form.FromAgent, fds: list[int]) -> None:
+        if self._planned and isinstance(message, shared_form.Committed):
+            self._commits[message.channel, message.round] = message
+        elif isinstance(message, shared_form.View) and not self.rest:
+            self._note(message, fds)
+        else:
+            self.rest.append((message, fds))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rounds of a phase whose steps have a plan, on several channels (docs/channels.md): a member's memory for them.
+
+Each channel may be another thread's. Channels lie one behind the other in each bank.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate
+
+from nicps.session import shared_form
+from nicps.session.arena import Arena
+from nicps.session.fields import Message
+from nicps.session.lanes import LaneFormat
+from nicps.session.mailbox import Mailbox
+from nicps.session.maps import mapped
+from nicps.session.sized import SizedRounds, Vector
+from nicps.session.stripes import OwnRecords, Records, Remainders
+
+
+class PlannedRounds:
+    """Own lanes, sums and remainders of all channels.
+
+    Args:
+        number: this member's.
+        arena, doorbell: as `OwnRecords`.
+    """
+
+    def __init__(self, number: int, arena: Arena, doorbell: int) -> None:
+        self._number = number
+        self._own = OwnRecords(arena, doorbell)
+        self._sums: Records | None = None
+        self._rests: list[Remainders] = []  # by channel
+        self._lock = threading.Lock()  # of the remainders: a view may come in any thread
+        self._channels: list[SizedRounds] = []
+
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map what comes with a message, but for accumulators."""
+        if isinstance(message, shared_form.Phase) and message.room:
+            whole = LaneFormat(message.room * LaneFormat(1, 32).per_fragment, 32)
+            self._own.map(whole, next(fds), message.room)
+            self._sums = Records("stored", whole, next(fds), message.room, mmap.PROT_READ)
+        if message.places:
+            self._map_places(message, next(fds))
+        if isinstance(message, shared_form.Phase) and message.channels:
+            self._deal_out(message.channels)
+
+    def _map_places(self, message: shared_form.Phase | shared_form.View, fd: int) -> None:
+        parts = message.stripes or (message.places,)
+        firsts = [0, *accumulate(parts)]
+        whole = mapped(fd, Remainders.size(message.places), mmap.PROT_READ)
+        with self._lock:
+            while len(self._rests) < len(parts):
+                self._rests.append(Remainders(LaneFormat(1, 8)))
+            for rests, first, count in zip(self._rests, firsts, parts, strict=False):
+                rests.add(whole, message.places, message.view, range(first, first + count))
+
+    def _deal_out(self, channels: Sequence[shared_form.PhaseChannel]) -> None:
+        rooms = [max(channel.rounds) for channel in channels]
+        assert self._sums is not None, "the agent has sent no sums"
+        shared = self._own, self._sums
+        with self._lock:
+            self._channels = [
+                SizedRounds.of_channel(self._number, channel, first, *shared, rests, self._lock)
+                for channel, (first, rests) in enumerate(
+                    zip([0, *accumulate(rooms)], self._rests, strict=False)
+                )
+            ]
+
+    def of(self, channel: int) -> SizedRounds:
+        """The rounds of that channel."""
+        return self._channels[channel]
+
+
+class Channels:
+    """A session's rounds by channel. Each channel may be another thread's, and its rounds come in order.
+
+    Args:
+        send: to the agent.
+        due: the members that have a share of a round, in order of rank.
+        note_change: the residual is about to change, in the middle of a step.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rounds: PlannedRounds,
+        mail: Mailbox,
+        send: Callable[[Message], None],
+        due: Callable[[], Collection[int]],
+        note_change: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self._rounds, self._mail, self._send, self._due = rounds, mail, send, due
+        self._note_change = note_change
+
+    def attend(self, done: Callable[[], bool]) -> None:
+        """The thread that computes waits for what others do (`Mailbox.attend`)."""
+        self._mail.attend(done)
+
+    def wake(self) -> None:
+        """Another thread has done something that the thread that computes may wait for."""
+        self._mail.wake()
+
+    @property
+    def ends(self) -> bool:
+        """Something else than this phase comes next: nothing more need be offered."""
+        return self._mail.ends
+
+    def offer(self, channel: int, round_: int, vector: Vector, samples: int) -> None:
+        """Offer a part of this member's gradient, the sum over `samples`; it is sent while it is converted.
+
+        Args:
+            vector: not changed before `settle`.
+        """
+        rounds = self._rounds.of(channel)
+        self._send(rounds.begin(round_, vector, samples, sized=False))
+        rounds.convert(round_, vector, self._due())
+
+    def wait(self, channel: int, round_: int) -> shared_form.Committed | None:
+        """Wait until the round is committed; None if the phase ends before.
+
+        Raises:
+            JobAborted: the job was stopped.
+        """
+        return self._mail.take_commit(channel, round_)
+
+    def settle(self, commit: shared_form.Committed, vector: Vector) -> None:
+        """Give the vector the sum, and tell the agent that it has been read. Without contributions there is none."""
+        self._note_change()
+        if commit.counted:
+            self._rounds.of(commit.channel).settle(commit, vector)
+        self._send(shared_form.Read(commit.round, "", commit.channel))

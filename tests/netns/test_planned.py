@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose steps have a plan, on two channels (docs/channels.md): real agents, and a program that only offers."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nicps.collective.feedback import Compressed
+from tests.collectives import make
+from tests.netns.labs import ROOT, until
+from tests.netns.members import Network, tiny_job
+from tests.netns.planned_program import REPLANNED, SIZES, drawn
+
+PROGRAM = ROOT / "tests" / "netns" / "planned_program.py"
+PLACES = [(channel, place) for channel, sizes in enumerate(SIZES) for place in range(len(sizes))]
+SETTINGS = {"priorities": 2, "exchange": "stripes", "batch": 12, "quorum": 1.0}
+
+
+class Planned(Network):
+    """Hosts with such programs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kept = self.folder / "kept"
+        self.kept.mkdir()
+        self.kept.chmod(0o777)
+        self.folder.chmod(0o755)
+
+    def program_arguments(self, host: str) -> list[Path]:
+        return [self.kept]
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[Planned]:
+    """No host is taken for silent that is not, however busy the machine is: its program could not come back."""
+    silence = getattr(request, "param", "20")
+    with Planned(3, program=PROGRAM, arguments=("--silence", silence)) as made:
+        made.up()
+        yield made
+
+
+def parts_of(path: Path) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, list[int]]]:
+    """Each part's mean, what rounding has left over, and the members counted in it."""
+    found, at = {}, 0
+    with np.load(path) as kept:
+        vector, residual = kept["vector"], kept["residual"]
+        for channel, place in PLACES:
+            here = slice(at, at + SIZES[channel][place])
+            counted = kept[f"counted_{channel}_{place}"].tolist()
+            found[channel, place] = vector[here], residual[here], counted
+            at = here.stop
+    return found
+
+
+class Reference:
+    """What the members' kernels and programs should come to, step by step."""
+
+    def __init__(self, width: int, batch: int = 12) -> None:
+        self.width, self.batch = width, batch
+        self.residuals: dict[tuple[int, int, int], np.ndarray] = {}
+
+    def check(self, step: int, path: dict[int, Path]) -> dict[tuple[int, int], list[int]]:
+        """All members hold what the reference does, bit for bit. Returns who was counted in each part."""
+        kept = {number: parts_of(each) for number, each in path.items()}
+        counted = {}
+        for channel, place in PLACES:
+            who = kept[min(kept)][channel, place][2]
+            vectors = [drawn(number, step - 1, channel, place) for number in who]
+            zero = np.zeros(SIZES[channel][place], np.float32)
+            errors = [
+                self.residuals.setdefault((number, channel, place), zero.copy()) for number in who
+            ]
+            pairs = zip(vectors, errors, strict=True)
+            rounds = [Compressed(v, e, self.width, mean=False) for v, e in pairs]
+            made = make(rounds)  # type: ignore[arg-type]
+            for rank, each in enumerate(rounds):
+                each.settle(made.outcome(rank))
+            mean = vectors[0] / np.float32(self.batch * len(who) // 3)
+            for number, parts in kept.items():
+                vector, residual, also = parts[channel, place]
+                at = (step, number, channel, place)
+                assert also == who, at
+                assert (vector.view(np.uint32) == mean.view(np.uint32)).all(), at
+                mine = self.residuals[number, channel, place]
+                assert (residual.view(np.uint32) == mine.view(np.uint32)).all(), at
+            counted[channel, place] = who
+        return counted
+
+
+@pytest.mark.short("i8")
+@pytest.mark.parametrize("lane", ["i8", "i32"])
+def test_sums_of_both_channels(network: Planned, lane: str) -> None:
+    """Each part's sum is that of the reference at all members, and so is what rounding has left over."""
+    run = network.train(tiny_job(network.folder), **SETTINGS, rounds=12, lane=lane)
+    assert run.result["rounds"] == 12 and run.result["weights_identical"]
+    reference = Reference(int(lane[1:]))
+    for step in range(1, 13):
+        paths = {number: network.kept / f"{number}-{step}.npz" for number in (1, 2, 3)}
+        counted = reference.check(step, paths)
+        assert set(map(tuple, counted.values())) == {(1, 2, 3)}
+
+
+def test_another_plan(network: Planned) -> None:
+    """The lead's program decides on it: from the next step on the same parts go out on three channels."""
+    (network.kept / "plan").touch()
+    run = network.train(tiny_job(network.folder), **SETTINGS, rounds=8, lane="i16")
+    assert run.result["rounds"] == 8 and run.result["weights_identical"]
+    reference = Reference(16)
+    for step in range(1, 9):
+        paths = {number: network.kept / f"{number}-{step}.npz" for number in (1, 2, 3)}
+        assert set(map(tuple, reference.check(step, paths).values())) == {(1, 2, 3)}
+    rows = [row["round"] for row in run.metrics("h1")]
+    # Channel 0 has three rounds a step, then two; the phase begins above the highest round of all channels.
+    assert {after - before for before, after in pairwise(rows[:REPLANNED])} == {3}
+    assert {after - before for before, after in pairwise(rows[REPLANNED:8])} == {2}
+    assert rows[REPLANNED] > rows[REPLANNED - 1] + 2
+
+
+def results(network: Network) -> list[Path]:
+    """Of the jobs, wherever they have ended."""
+    return [
+        path for host in network.names for path in network.place(host, "runs").glob("*/result.json")
+    ]
+
+
+@pytest.mark.short("h3-")
+@pytest.mark.parametrize("network", ["3"], indirect=True, ids=[""])
+@pytest.mark.parametrize("lost", ["h3", "h1"])
+def test_a_host_is_lost_between_two_commits_of_a_step(network: Planned, lost: str) -> None:
+    """Another member, or the lead. Its gradient is in the parts that were committed, and in no other."""
+    steps, held = 8, network.kept / "held"
+    (network.kept / "hold").write_text("h2 0.2 3")  # the last part that it offers
+    settings = {**SETTINGS, "lane": "i8", "rounds": steps}
+    with closing(network.submit("h1", tiny_job(network.folder), **settings)):
+        until(held.exists, "h2 has offered all but one part")
+        status = network.status("h2")
+        assert status is not None
+        numbers = {member["name"]: member["number"] for member in status["members"]}
+        network.end(lost, signal.SIGKILL)
+
+        def is_gone() -> bool:
+            status = network.status("h2")
+            assert status is not None
+            states = {member["name"]: member["state"] for member in status["members"]}
+            return states[lost] == "left"
+
+        until(is_gone, f"the others go on without {lost}")
+        (network.kept / "hold").unlink()
+        until(lambda: results(network), "the result")
+    result = json.loads(results(network)[0].read_text())
+    assert result["rounds"] == steps and result["weights_identical"]
+    reference, rest = Reference(8), {*numbers.values()} - {numbers[lost]}
+    for step in range(1, steps + 1):
+        there = {*numbers.values()} if step <= 3 else rest
+        paths = {number: network.kept / f"{number}-{step}.npz" for number in there}
+        counted = reference.check(step, paths)
+        before, after = (1, 2, 3) if step <= 4 else tuple(sorted(rest)), tuple(sorted(rest))
+        assert {tuple(who) for at, who in counted.items() if at != (0, 2)} == {before}, step
+        assert tuple(counted[0, 2]) == (before if step < 4 else after), step

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of one connection for several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from nicps.exchange import Exchange
+from nicps.session import shared_form as says
+from nicps.session.channel import ChannelClosed
+from nicps.session.mailbox import Mailbox, Received
+
+
+class Line:
+    """A connection: messages come as they are put."""
+
+    def __init__(self) -> None:
+        self.there: deque[Received] = deque()
+        self.noted: list[says.FromAgent] = []
+        self.lost = False
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self.mail = Mailbox(self.bell, lambda: bool(self.there), self._receive, self._note)
+        self.mail.begin(planned=True)
+
+    def put(self, message: says.FromAgent) -> None:
+        self.there.append((message, []))
+        os.eventfd_write(self.bell, 1)
+
+    def _receive(self) -> Received:
+        os.eventfd_read(self.bell)
+        if self.lost:
+            raise ChannelClosed("the agent has gone")
+        return self.there.popleft()
+
+    def _note(self, message: says.FromAgent, fds: list[int]) -> None:
+        self.noted.append(message)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    made.mail.close()
+    os.close(made.bell)
+
+
+def commit(channel: int, round_: int) -> says.Committed:
+    return says.Committed(round_, {}, 0, 0, Exchange.STRIPES, 0.0, channel=channel)
+
+
+VIEW = says.View(2, (1, 2), 1, 3)
+END = says.Phase("test", 9, 4, 0, (), Exchange.BROADCAST, 1, (), 1)
+
+
+def waiting(line: Line, *rounds: tuple[int, int]) -> dict[tuple[int, int], threading.Thread]:
+    """A thread for each, which waits for that commit."""
+    found: dict[tuple[int, int], object] = {}
+    line.found = found  # type: ignore[attr-defined]
+
+    def wait(of: tuple[int, int]) -> None:
+        found[of] = line.mail.take_commit(*of)
+        line.mail.wake()
+
+    threads = {of: threading.Thread(target=wait, args=(of,), daemon=True) for of in rounds}
+    for thread in threads.values():
+        thread.start()
+    return threads
+
+
+def test_each_thread_gets_what_names_its_round(line: Line) -> None:
+    threads = waiting(line, (0, 3), (1, 3), (1, 4))
+    commits = [commit(1, 3), commit(1, 4), commit(0, 3)]
+    for each in commits:
+        line.put(each)
+    for thread in threads.values():
+        thread.join(10)
+    assert line.found == {(each.channel, each.round): each for each in commits}  # type: ignore[attr-defined]
+
+
+def test_the_end_of_the_phase_ends_all_waiting_but_what_came_before_counts(line: Line) -> None:
+    line.put(commit(0, 3))
+    line.put(END)
+    threads = waiting(line, (1, 3))
+    threads[1, 3].join(10)
+    assert line.found == {(1, 3): None}  # type: ignore[attr-defined]
+    assert line.mail.take_commit(0, 3) == commit(0, 3)
+    assert line.mail.take() == (END, [])
+
+
+def test_the_thread_that_computes_is_woken_as_it_reads(line: Line) -> None:
+    """No message comes: another thread has done what it waits for."""
+    done = threading.Event()
+    threading.Timer(0.05, lambda: (done.set(), line.mail.wake())).start()
+    line.mail.attend(done.is_set)
+
+
+def test_it_hears_what_is_for_it_while_it_waits(line: Line) -> None:
+    done = threading.Event()
+    line.put(says.Keep())
+    threading.Timer(0.05, lambda: (done.set(), line.mail.wake())).start()
+    line.mail.attend(done.is_set)
+    assert line.noted == [says.Keep()]
+
+
+def test_a_view_is_noted_at_once_but_not_before_a_phase(line: Line) -> None:
+    line.put(VIEW)
+    line.mail.poll()
+    assert line.noted == [VIEW] and not line.mail.rest
+    line.put(END)
+    line.put(VIEW)
+    line.mail.poll()
+    assert line.noted == [VIEW] and [m for m, _ in line.mail.rest] == [END, VIEW]
+
+
+def test_commits_of_a_test_are_the_computing_thread_s(line: Line) -> None:
+    line.mail.begin(planned=False)
+    line.put(commit(0, 9))
+    assert line.mail.take() == (commit(0, 9), [])
+
+
+def test_a_lost_connection_is_every_thread_s(line: Line) -> None:
+    line.lost = True
+    line.put(VIEW)
+    with pytest.raises(ChannelClosed):
+        line.mail.take()
+    with pytest.raises(ChannelClosed):
+        line.mail.take_commit(0, 1)
