@@ -97,7 +97,7 @@ class Tally:
         if not action.repair or striped is None:
             return
         counts = self.asked_of if action.asks else self.resent_to
-        total = striped.fragments or phase.fragments_in(action.round)
+        total = striped.fragments or phase.fragments_in(action.round, action.channel)
         for first, count in action.ranges:
             owner = striped.owner(first, total)  # a range lies in one stripe
             if owner:  # 0 is a switch

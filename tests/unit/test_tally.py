@@ -11,6 +11,7 @@ from nicps.exchange import Exchange
 from nicps.job.actions import EnterView, NoteCommit
 from nicps.protocol import Member, Phase, SendFragments, View
 from nicps.protocol.actions import Striped
+from nicps.protocol.plan import ChannelPlan
 
 MEMBERS = tuple(Member(n, bytes([2, 0, 0, 0, 0, n]), f"h{n}") for n in range(1, 5))
 A, B, C, D = (member.mac for member in MEMBERS)
@@ -65,6 +66,17 @@ def test_repairs_are_whose_stripe_it_is() -> None:
     switch = replace(striped, aggregators=(0,))
     tally.note_repairs(replace(asks, striped=switch), PHASE, MEMBERS)
     assert tally.asked_of.total() == 3
+
+
+def test_repairs_of_a_channel_are_of_its_own_rounds() -> None:
+    """Channel 1 has 80 fragments a round, channel 0 has eight."""
+    tally = Tally(0.0)
+    phase = replace(PHASE, channels=(ChannelPlan(0, 8, (8,)), ChannelPlan(1, 80, (80,))))
+    striped = Striped(wire.FrameType.ASK, 15, 0, (1, 2, 3, 4))
+    asks = SendFragments(1, 1, 1, 0, ((2, 2),), True, Exchange.STRIPES, striped)
+    tally.note_repairs(asks, phase, MEMBERS)
+    tally.note_repairs(replace(asks, ranges=((2, 2), (75, 1)), channel=1), phase, MEMBERS)
+    assert tally.asked_of == {B: 2, A: 2, D: 1}
 
 
 def test_pushes_count_once() -> None:
