@@ -31,6 +31,7 @@ Its part in it:
     part.py           what each phase and view asks of this host and its training program
     entry.py          its way into a phase
     program.py        what one training program owes and is told
+    owed.py           the rounds that it owes, of a step or one at a time
     programs.py       the series of training programs, started and lost
     contribution.py   the gradient on its way
     handout.py        files between the members

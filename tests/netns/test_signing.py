@@ -394,5 +394,5 @@ def test_doctor_says_what_a_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
         row = check_signing(interface.read_interface(left))
         assert row.state == "fail" and "Linux 6.6" in row.mend
         names = [row.name for row in check_interface(left, keyed=True)]
-        assert names == ["interface", "MTU", "XDP", "signing"]
+        assert names == ["interface", "MTU", "XDP", "queue", "signing"]
         assert "signing" not in [row.name for row in check_interface(left)]
