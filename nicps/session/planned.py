@@ -17,8 +17,8 @@ from nicps.session.fields import Message
 from nicps.session.lanes import LaneFormat
 from nicps.session.mailbox import Mailbox
 from nicps.session.maps import mapped
-from nicps.session.sized import SizedRounds, Vector
-from nicps.session.stripes import OwnRecords, Records, Remainders
+from nicps.session.sized import ChannelRounds, RoundMemory, Vector
+from nicps.session.stripes import Remainders
 
 
 class PlannedRounds:
@@ -31,18 +31,14 @@ class PlannedRounds:
 
     def __init__(self, number: int, arena: Arena, doorbell: int) -> None:
         self._number = number
-        self._own = OwnRecords(arena, doorbell)
-        self._sums: Records | None = None
+        self._memory = RoundMemory(arena, doorbell)
         self._rests: list[Remainders] = []  # by channel
         self._lock = threading.Lock()  # of the remainders: a view may come in any thread
-        self._channels: list[SizedRounds] = []
+        self._channels: list[ChannelRounds] = []
 
     def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map what comes with a message, but for accumulators."""
-        if isinstance(message, shared_form.Phase) and message.room:
-            whole = LaneFormat(message.room * LaneFormat(1, 32).per_fragment, 32)
-            self._own.map(whole, next(fds), message.room)
-            self._sums = Records("stored", whole, next(fds), message.room, mmap.PROT_READ)
+        self._memory.map(message, fds)
         if message.places:
             self._map_places(message, next(fds))
         if isinstance(message, shared_form.Phase) and message.channels:
@@ -59,18 +55,14 @@ class PlannedRounds:
                 rests.add(whole, message.places, message.view, range(first, first + count))
 
     def _deal_out(self, channels: Sequence[shared_form.PhaseChannel]) -> None:
-        rooms = [max(channel.rounds) for channel in channels]
-        assert self._sums is not None, "the agent has sent no sums"
-        shared = self._own, self._sums
+        firsts = accumulate((max(channel.rounds) for channel in channels), initial=0)
         with self._lock:
             self._channels = [
-                SizedRounds.of_channel(self._number, channel, first, *shared, rests, self._lock)
-                for channel, (first, rests) in enumerate(
-                    zip([0, *accumulate(rooms)], self._rests, strict=False)
-                )
+                ChannelRounds(self._number, self._memory, rests, channel, first, self._lock)
+                for channel, (rests, first) in enumerate(zip(self._rests, firsts, strict=False))
             ]
 
-    def of(self, channel: int) -> SizedRounds:
+    def of(self, channel: int) -> ChannelRounds:
         """The rounds of that channel."""
         return self._channels[channel]
 

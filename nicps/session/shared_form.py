@@ -77,14 +77,9 @@ class ChannelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseChannel:
+class PhaseChannel(ChannelPlan):
     """A channel of a phase that begins, or goes on."""
 
-    urgency: Annotated[int, Field(whole(0, 7), "its rank on the wire; a larger number goes first")]
-    rounds: Annotated[
-        tuple[int, ...],
-        Field(listed(whole(1), "whole numbers"), "fragments of each of its rounds, in order"),
-    ]
     open: Annotated[int, Field(ROUND, "its open round")]
 
 

@@ -10,7 +10,7 @@ import mmap
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 from nicps.session import shared_form
 from nicps.session.absolute import BOOL, I8, Lanes
@@ -91,52 +91,53 @@ class Round:
         return len(set(self.offers.values())) <= 1
 
 
-class SizedRounds:
-    """A member's memory for such rounds: its own lanes, the sums, and what rounding them has left over.
+class RoundMemory:
+    """The memory of such rounds: a member's own lanes, and the sums. A round's fragments lie anywhere in a bank.
 
     Args:
-        number: this member's.
         arena, doorbell: as `OwnRecords`.
     """
 
-    def __init__(self, number: int, arena: Arena, doorbell: int) -> None:
-        self._number = number
-        self._own = OwnRecords(arena, doorbell)
+    def __init__(self, arena: Arena, doorbell: int) -> None:
+        self.own = OwnRecords(arena, doorbell)
         self._sums: Records | None = None
-        self._rests = Remainders(LaneFormat(1, 8))  # by blocks
-        self._channel = self._first = 0  # of several
-        self._mapping = threading.Lock()
 
-    @classmethod
-    def of_channel(
-        cls,
-        number: int,
-        channel: int,
-        first: int,
-        own: OwnRecords,
-        sums: Records,
-        rests: Remainders,
-        mapping: threading.Lock,
-    ) -> Self:
-        """One channel of several, whose memory is mapped, and is not this object's to map.
-
-        Args:
-            first: where its fragments begin in a bank.
-            mapping: held while there are new remainders.
-        """
-        made = cls.__new__(cls)
-        made._number, made._channel, made._first = number, channel, first
-        made._own, made._sums, made._rests, made._mapping = own, sums, rests, mapping
-        return made
+    @property
+    def sums(self) -> Records:
+        """The sums."""
+        assert self._sums is not None, "the agent has sent no sums"
+        return self._sums
 
     def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
-        """Map what comes with a message, but for accumulators."""
+        """Map what comes with a message."""
         if isinstance(message, shared_form.Phase) and message.room:
             whole = LaneFormat(message.room * LaneFormat(1, 32).per_fragment, 32)
-            self._own.map(whole, next(fds), message.room)
+            self.own.map(whole, next(fds), message.room)
             self._sums = Records("stored", whole, next(fds), message.room, mmap.PROT_READ)
-        if message.places:
-            self._rests.map(next(fds), message.places, message.view)
+
+
+class ChannelRounds:
+    """The rounds of one channel, in memory that is mapped.
+
+    Args:
+        number: this member's.
+        rests: what rounding has left over, by blocks.
+        first: where the channel's fragments begin in a bank.
+        mapping: held while there are new remainders.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        memory: RoundMemory,
+        rests: Remainders,
+        channel: int = 0,
+        first: int = 0,
+        mapping: threading.Lock | None = None,
+    ) -> None:
+        self._number, self._channel, self._first = number, channel, first
+        self._memory, self._rests = memory, rests
+        self._mapping = mapping or threading.Lock()
 
     def begin(
         self, round_: int, vector: Vector, call: int, *, sized: bool = True
@@ -146,7 +147,7 @@ class SizedRounds:
         Args:
             call: a checksum of what is called; if the round has no size of its own, the samples.
         """
-        conversion = self._own.begin(round_, self._channel)
+        conversion = self._memory.own.begin(round_, self._channel)
         samples = sized_samples(_fragments_of(vector), call, vector.width) if sized else call
         of = vector.bound(), False, conversion, self._channel
         return shared_form.Offer(round_, samples, *of)
@@ -154,7 +155,7 @@ class SizedRounds:
     def convert(self, round_: int, vector: Vector, live: Collection[int]) -> None:
         """Convert it: this member's own stripe first."""
         bank, order = round_ & 1, sorted(live)
-        lanes, exponents = self._of_bank(self._own.records, bank, vector.width)
+        lanes, exponents = self._of_bank(self._memory.own.records, bank, vector.width)
         rank = order.index(self._number) if self._number in order else 0
 
         def write(first: int, count: int) -> None:
@@ -162,13 +163,13 @@ class SizedRounds:
 
         batch = LaneFormat(1, vector.width).batch
         parts = in_turn(_fragments_of(vector), batch, rank, len(order))
-        self._own.convert(round_, parts, write, self._channel, self._first)
+        self._memory.own.convert(round_, parts, write, self._channel, self._first)
 
     def settle(self, round_: shared_form.Committed, vector: Vector) -> None:
         """Give the vector the sums of a round in which all have called the same."""
-        alone, own = set(round_.counted) == {self._number}, self._own.records
-        sums, bank, width = own if alone else self._sums, round_.round & 1, vector.width
-        assert sums is not None, "the agent has sent no sums"
+        alone, own = set(round_.counted) == {self._number}, self._memory.own.records
+        sums = own if alone else self._memory.sums
+        bank, width = round_.round & 1, vector.width
         rest = None if alone or not vector.feedback else self._rest(round_, sums, vector)
         outcome = Outcome(
             _fragments_of(vector),
@@ -186,10 +187,6 @@ class SizedRounds:
         first = self._first
         return _lanes(records, bank, width)[first:], records.exponents[bank, first:]
 
-    def close(self) -> None:
-        """Give the memory back; the mappings go with the last view of them."""
-        self._own.close()
-
     def _rest(self, round_: shared_form.Committed, sums: Records, vector: Vector) -> Rest | None:
         order, width = round_.aggregators, vector.width
         if self._number not in order:
@@ -202,6 +199,28 @@ class SizedRounds:
             blocks = self._rests.of(round_.round, round_.view, count)
         lanes = blocks.reshape(-1, LaneFormat(1, width).per_fragment)[: len(here)]
         return Rest(here.start, lanes, used)
+
+
+class SizedRounds(ChannelRounds):
+    """Such rounds in one channel, and their memory.
+
+    Args:
+        number: this member's.
+        arena, doorbell: as `OwnRecords`.
+    """
+
+    def __init__(self, number: int, arena: Arena, doorbell: int) -> None:
+        super().__init__(number, RoundMemory(arena, doorbell), Remainders(LaneFormat(1, 8)))
+
+    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
+        """Map what comes with a message, but for accumulators."""
+        self._memory.map(message, fds)
+        if message.places:
+            self._rests.map(next(fds), message.places, message.view)
+
+    def close(self) -> None:
+        """Give the memory back; the mappings go with the last view of them."""
+        self._memory.own.close()
 
 
 def _fragments_of(vector: Vector) -> int:
