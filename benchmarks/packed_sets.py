@@ -60,7 +60,7 @@ def _packed(network: str, items: Sequence[Item]) -> Packed:
 
 
 def table(rows: Sequence[Packed]) -> str:
-    """For people."""
+    """A table of the rows, for the terminal."""
     lines = [
         f"{'network':<22}{'branches':>10}{'others':>8}{'set 1':>12}{'set 2':>12}{'differ by':>12}"
     ]

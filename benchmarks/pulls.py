@@ -165,7 +165,7 @@ def _user_seconds(pids: Sequence[int]) -> float:
 
 
 def table(rows: Sequence[Pulls]) -> str:
-    """For people."""
+    """A table of the rows, for the terminal."""
     lines = [
         f"{'rate':<10}{'workers':>7}{'median':>10}{'least':>10}{'answers':>14}{'of the line':>13}"
         f"{'server user':>13}{'with kernel':>13}{'an answer':>11}{'a core gives':>15}"

@@ -162,7 +162,7 @@ def _of(figure: Callable[[list[float]], float], values: list[float]) -> float | 
 
 
 def table(lines: list[Row]) -> str:
-    """For people."""
+    """A table of the rows, for the terminal."""
     text = [
         f"{'rate':<9}{'way':<16}{'reached':>8}{'median':>10}{'least':>10}{'most':>10}{'steps':>8}{'of DDP':>8}"
         f"{'best test':>11}"

@@ -224,7 +224,7 @@ def _fast(rows: Rows, rate: str, asked: Way, seeds: int, rates: Sequence[float])
 
 
 def table(lines: Sequence[Row]) -> str:
-    """For people."""
+    """A table of the rows, for the terminal."""
     text = [
         f"{'way':<14}{'lr':>7}{'reached':>9}{'median':>10}{'least':>10}{'most':>10}{'steps':>7}{'samples/s':>11}"
         f"{'a fast one':>12}{'of alone':>10}{'staleness':>11}{'best test':>11}"

@@ -51,7 +51,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What rounds take.
+    """The cost of rounds on the line.
 
     Attributes:
         latency: seconds of a round beside its bytes: offer, mark, reading.
@@ -94,7 +94,7 @@ class Bounds(NamedTuple):
 
 
 def bounds(timing: Timing, pace: float) -> Bounds:
-    """Of that model on such a line (docs/channels.md has the formulas)."""
+    """Bounds of that model's step on a line of that pace (docs/channels.md has the formulas)."""
     ahead, overlap, late = 0.0, timing.backward, 0.0
     for nbytes, released, needed in zip(timing.nbytes, timing.released, timing.needed, strict=True):
         ahead += nbytes * pace  # of all that is needed as early
@@ -170,7 +170,7 @@ def step_seconds(
 
 
 def overlapped_seconds(timing: Timing, line: Line, parts: Sequence[Part]) -> float:
-    """The same with backward overlap only: one channel, and forward begins once all parameters are updated."""
+    """Seconds of a step with backward overlap only: one channel, and forward begins once all parameters are updated."""
     last = max(_arrivals(line, parts, (0,) * len(parts)))
     updates = parts[-1].last * line.update
     return max(timing.backward, last) + updates + timing.forward
@@ -233,7 +233,7 @@ class Plan:
 
 
 def equal_shares(timing: Timing, line: Line, channels: int, rounds: int, grain: int = 1) -> Plan:
-    """So many rounds, dealt out to the channels in equal numbers: what a phase begins with."""
+    """A plan of so many rounds, in equal numbers on all channels: the first one of a phase."""
     parts = cut(timing, rounds, grain)
     return _planned(timing, line, parts, _equal_cuts(min(channels, len(parts)), len(parts)))
 
@@ -332,7 +332,8 @@ class Review:
         return off or hosts != self.hosts
 
     def take(self, step: int, hosts: int, fresh: Plan, kept: float) -> bool:
-        """A plan was made from a measurement at this step. Returns whether it comes into force.
+        """Compare a plan that was made from a measurement at this step with the one in force, and return whether it
+        replaces it.
 
         Args:
             kept: what the plan in force is predicted to take, by the same measurement.

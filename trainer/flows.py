@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from trainer.flat import F32, FlatModel
 
 _MB = 1 << 20
-_LEAST_ROOM = (
-    5 * _MB // 4
-)  # numbers of the rounds that are open at a time, on all channels together
-_MOST_STEPS = 4  # that of a vector without `bucket_mb` is a quarter of it at least
+#: Numbers of all rounds that are open at a time, where `bucket_mb` is not set: this part of the vector, and so many at
+#: least.
+_OPEN_PART, _LEAST_OPEN = 1 / 4, 5 * _MB // 4
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ class Parts:
         lanes, end = weights.lanes(layout), sum(sizes)
         self.residual: F32 = np.zeros(lanes, np.float32)
         most = MOST_ROUNDS - (lanes > end)  # buffers have a round of their own
-        room = max(end / _MOST_STEPS, _LEAST_ROOM) if megabytes is None else megabytes * _MB / 4
+        room = max(end * _OPEN_PART, _LEAST_OPEN) if megabytes is None else megabytes * _MB / 4
         rounds = min(channels * -(-end // max(1, int(room))), most // channels * channels)
         none = (0.0,) * len(sizes)
         grain = PER_FRAGMENT * 32 // self.width
@@ -125,10 +124,8 @@ class InFlows:
         self._session, self._model, self._parts = session, model, parts
         self._finish, self._together, self._clock = finish, together, clock
         self._flows: Flows | None = None
-        self._phase, self._rounds = (
-            0,
-            [0],
-        )  # the number of the phase, and the open round of each channel
+        self._phase = 0  # its number
+        self._rounds = [0]  # the open one of each channel
         self._lines: list[_Line] = []
         self._missing: dict[int, int] = {}  # gradients that a piece lacks, by its identity
         self._made: set[int] = set()
@@ -202,7 +199,7 @@ class InFlows:
             line.passed += 1
 
     def _check(self, here: slice) -> None:
-        """What is not finite does not go out."""
+        """Hold a part back that is not finite."""
         vector = self._model.vector[here]
         finite = np.isfinite(vector)
         if not finite.all() and self._problem is None:

@@ -282,7 +282,7 @@ class Executor:
 
 
 def _one(size: int) -> tuple[int, ...]:
-    """Of one channel; none without a size."""
+    """That size by channel, for one channel; empty if it is 0."""
     return (size,) if size else ()
 
 

@@ -157,7 +157,7 @@ def group_address(text: str) -> bytes:
 
 
 def shape_rate(text: str | None) -> int | None:
-    """Bits per second of `--shape`.
+    """The rate that `--shape` names, in bit/s; None without it.
 
     Raises:
         UsageProblem: it is no rate, or none that the kernel shapes to.

@@ -67,7 +67,7 @@ def is_planned(settings: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlan:
-    """The rounds of a training step on one channel."""
+    """The plan of one channel: its rounds in a training step."""
 
     urgency: Annotated[int, Field(whole(0, 7), "its rank on the wire; a larger number goes first")]
     rounds: Annotated[

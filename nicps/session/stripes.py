@@ -308,7 +308,7 @@ class Remainders:
         self.add(whole, places, view, range(places))
 
     def add(self, whole: mmap.mmap, places: int, view: int, part: range) -> None:
-        """Use that part of the places, which are mapped, from that view on."""
+        """Use a part of mapped places from that view on."""
         words = np.frombuffer(whole, np.int64)[: self.size(places) // 8]
         mine = words.reshape(_BANKS, places, -1)[:, part.start : part.stop]
         self._of.append((view, mine.reshape(_BANKS, -1, self._format.per_fragment)))

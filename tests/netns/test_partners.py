@@ -210,7 +210,7 @@ class InPull:
         until(pulls, "a pull is under way", 90.0)
 
     def ended(self, rounds: int) -> Run:
-        """Well, with that many rounds, and the same weights after each of them."""
+        """The run, which must end well after so many rounds, with the same weights at all hosts after each."""
         run = self.network.finished(self.channel)
         self.channel.close()
         assert weights(run) and run.result["trained_rounds"] == rounds

@@ -68,7 +68,7 @@ class Reference:
         self.residuals: dict[tuple[int, int, int], np.ndarray] = {}
 
     def check(self, step: int, path: dict[int, Path]) -> dict[tuple[int, int], list[int]]:
-        """All members hold what the reference does, bit for bit. Returns who was counted in each part."""
+        """Check each member's means and residuals against the reference, bit for bit; the members counted, by part."""
         kept = {number: parts_of(each) for number, each in path.items()}
         counted = {}
         for channel, place in PLACES:

@@ -173,7 +173,7 @@ class ChannelChecks(Checks):
         return node.view.seed, ring.phase.number, ring.rounds
 
     def _abreast(self, host: Host, place: Place | None) -> None:
-        """A host has come to another place. The others were held against one another when they came to theirs."""
+        """Compare a host that has moved to another step with all others; those were compared as they moved."""
         if place is None:
             return
         for other in self.lan.hosts:
