@@ -16,7 +16,6 @@ import contextlib
 import math
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -75,8 +74,8 @@ class Session:
         self.view = welcome.view
         self.live = frozenset(member.number for member in welcome.members)
         self.lead = welcome.lead == self.number
-        #: Received, not yet due; each with the descriptors that came with it.
-        self._pending: deque[tuple[shared_form.FromAgent, list[int]]] = deque()
+        there = channel.fileno(), lambda: channel.wait(0.0), self._take
+        self._mail = Mailbox(*there, self._note)
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
         self._format = LaneFormat(0, 32)  # of the job's vector
@@ -88,7 +87,6 @@ class Session:
         self._offered = 0  # round of the last contribution
         self._vector: F32 | None = None  # the same
         self._sending = threading.Lock()
-        self._mail: Mailbox | None = None
         #: The rounds of a step, where steps have a plan; each channel may be another thread's.
         self.channels: Channels | None = None
         #: Parameters, from the first training phase on in which members serve them.
@@ -162,13 +160,8 @@ class Session:
         whose = Arena(arena, message.fragments), doorbell, self.number
         self._memory = Memory(format, left, *whose, several=several, planned=planned)
         if self._memory.planned is not None:
-            there = self._channel
-            of = there.socket.fileno(), lambda: there.wait(0.0), self._take
-            self._mail = Mailbox(*of, self._note)
-            rounds = self._memory.planned
-            self._pending = self._mail.rest
-            own = self.number, rounds, self._mail, self._send, self._due, self._forget_state
-            self.channels = Channels(*own)
+            shared = self.number, self._memory.planned, self._mail
+            self.channels = Channels(*shared, self._send, self._due, self._forget_state)
         kept = lanes if residual is None else len(residual)
         self._residual = ResidualFile(left, kept, self.workdir)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
@@ -191,8 +184,7 @@ class Session:
             phase.exchange,
             phase.channels,
         )
-        if self._mail is not None:
-            self._mail.begin(planned=bool(phase.channels))
+        self._mail.begin(planned=bool(phase.channels))
         if self._memory is not None:
             self._memory.enter(phase)
         self._enter_view(phase)
@@ -248,14 +240,10 @@ class Session:
         """A micro-batch is done; `samples` of the round so far."""
         whole = self._shared().sized is None  # otherwise no samples are counted in a round
         self._send(shared_form.Progress(round_, samples) if whole else shared_form.Alive())
-        if self._mail is not None:
-            self._mail.poll()
-        while self._mail is None and self._channel.wait(0.0):
-            self._pending.append(self._take())
-        while self._pending and isinstance(
-            self._pending[0][0], shared_form.View | shared_form.Abort
-        ):
-            self._note(*self._pending.popleft())  # a new lead decides at once, not after its share
+        self._mail.poll()
+        rest = self._mail.rest
+        while rest and isinstance(rest[0][0], shared_form.View | shared_form.Abort):
+            self._note(*rest.popleft())  # a new lead decides at once, not after its share
 
     def contribute(self, round_: int, vector: F32, samples: int, *, finite: bool = True) -> None:
         """Offer this member's gradient, the sum over `samples`; it is being sent while it is converted.
@@ -468,6 +456,7 @@ class Session:
     def close(self) -> None:
         """Detach from the agent."""
         self._channel.close()
+        self._mail.close()
 
     # ---- inside
 
@@ -494,14 +483,14 @@ class Session:
         """Sum what has come, until there is a message."""
         reducer = self._reduces()
         if reducer.expect(round_, out):
-            while not self._pending and not self._channel.wait(_GLANCE_S):
+            while not self._mail.rest and not self._channel.wait(_GLANCE_S):
                 reducer.ahead(lambda: self._channel.wait(0.0))
 
     def _glance(self, seconds: float) -> bool:
         """Wait so long for a message, and keep it; False once one of those kept comes first."""
         if self._channel.wait(seconds):
-            self._pending.append(self._take())
-        return not any(isinstance(message, _FIRST) for message, _ in self._pending)
+            self._mail.poll()
+        return not any(isinstance(message, _FIRST) for message, _ in self._mail.rest)
 
     def _send(self, message: Message) -> None:
         with self._sending:
@@ -524,10 +513,7 @@ class Session:
     def _receive(self, *kinds: type[M]) -> tuple[M, list[int]]:
         """The next message of one of these kinds; what others tell is noted."""
         while True:
-            if self._mail is not None:
-                message, fds = self._mail.take()
-            else:
-                message, fds = self._pending.popleft() if self._pending else self._take()
+            message, fds = self._mail.take()
             self._note(message, fds)
             if isinstance(message, kinds):
                 return message, fds

@@ -26,8 +26,8 @@ class Mailbox:
 
     Args:
         descriptor: readable when something comes; `is_there`: whether a message can be had at once; `receive`: it.
-        note: told of a view at once, as sums of later commits need what comes with it. But if something is waiting for
-            the thread that computes, the view waits behind that.
+        note: told of a view at once where steps have a plan, as sums of later commits need what comes with it. But if
+            something is waiting for the thread that computes, the view waits behind that.
 
     Attributes: `rest`, for the thread that computes; that thread alone takes messages out of it.
     """
@@ -141,7 +141,7 @@ class Mailbox:
     def _sort(self, message: shared_form.FromAgent, fds: list[int]) -> None:
         if self._planned and isinstance(message, shared_form.Committed):
             self._commits[message.channel, message.round] = message
-        elif isinstance(message, shared_form.View) and not self.rest:
+        elif self._planned and isinstance(message, shared_form.View) and not self.rest:
             self._note(message, fds)
         else:
             self.rest.append((message, fds))
