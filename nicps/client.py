@@ -15,9 +15,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,16 +24,16 @@ from nicps.errors import JobAborted, JobFailed, LeftOut, NetworkProblem, TooLarg
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
-from nicps.session.fields import Message, encode
+from nicps.session.conversation import Conversation
+from nicps.session.fields import encode
 from nicps.session.lanes import F32, LaneFormat, Residual
-from nicps.session.mailbox import Mailbox
 from nicps.session.memory import Memory
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
 from nicps.session.planned import Channels
 from nicps.session.reducers import Reducer, Standing
 from nicps.session.residual_file import ResidualFile
-from nicps.session.served import OfRound, Served
+from nicps.session.served import Served
 from nicps.session.served_form import NearLimit, Pulled, Serves, Stepped, second_begins
 from nicps.session.sized import Round, Vector
 
@@ -50,11 +49,7 @@ __all__ = [
     "second_begins",
 ]
 
-M = TypeVar("M", bound=Message)
-R = TypeVar("R", bound=OfRound)
 _GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
-#: Before the rest of a pull is computed on: it may have ended, or must wait.
-_FIRST = shared_form.Phase, shared_form.Abort, shared_form.Keep, Pulled
 
 
 class Session:
@@ -65,7 +60,6 @@ class Session:
     """
 
     def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
-        self._channel = channel
         self.number = welcome.number
         self.members = len(welcome.members)
         self.name = welcome.name
@@ -74,19 +68,16 @@ class Session:
         self.view = welcome.view
         self.live = frozenset(member.number for member in welcome.members)
         self.lead = welcome.lead == self.number
-        there = channel.fileno(), lambda: channel.wait(0.0), self._take
-        self._mail = Mailbox(*there, self._note)
+        self._talk = Conversation(channel, self._note)
+        self._send = self._talk.send
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
         self._format = LaneFormat(0, 32)  # of the job's vector
         self._residual: ResidualFile | None = None
         self._memory: Memory | None = None
         self._phase = Phase("none", 0, 0, ())
-        self._next: shared_form.Phase | None = None
-        self._kept: list[OfRound] = []  # what was told of rounds, and is not awaited yet
         self._offered = 0  # round of the last contribution
         self._vector: F32 | None = None  # the same
-        self._sending = threading.Lock()
         #: The rounds of a step, where steps have a plan; each channel may be another thread's.
         self.channels: Channels | None = None
         #: Parameters, from the first training phase on in which members serve them.
@@ -137,30 +128,21 @@ class Session:
             JobAborted: another member's model differs, or the job was stopped.
             JobFailed: the job's steps take several rounds, and the program's do not, or the other way round.
         """
-        several, planned = (
-            asks(self.settings) for asks in (shared_form.has_steps, shared_form.is_planned)
-        )
-        if (several or planned) != (residual is not None) or planned != bool(plan):
-            job, program = ("several rounds", "one") if several else ("one round", "several")
-            keys = " or ".join(shared_form.SEVERAL_ROUNDS)
-            if planned != bool(plan):
-                job, program = ("a plan", "none") if planned else ("no plan", "one")
-                keys = "priorities"
-            raise JobFailed(
-                f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
-            )
+        several = shared_form.has_steps(self.settings)
+        planned = shared_form.is_planned(self.settings)
+        _check_steps(several, planned, several_here=residual is not None, planned_here=bool(plan))
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         self._format = format = LaneFormat(
             lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
         )
-        message, (arena, doorbell, *files) = self._receive(shared_form.Arena)
+        message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
         left = Residual(format)
         if residual is not None:
             left.kept, left.limit = residual, math.inf
         whose = Arena(arena, message.fragments), doorbell, self.number
         self._memory = Memory(format, left, *whose, several=several, planned=planned)
         if self._memory.planned is not None:
-            shared = self.number, self._memory.planned, self._mail
+            shared = self.number, self._memory.planned, self._talk.mail
             self.channels = Channels(*shared, self._send, self._due, self._forget_state)
         kept = lanes if residual is None else len(residual)
         self._residual = ResidualFile(left, kept, self.workdir)
@@ -173,8 +155,7 @@ class Session:
         Raises:
             JobAborted: the job was stopped.
         """
-        phase = self._next or self._receive(shared_form.Phase)[0]
-        self._next, self._kept = None, []
+        phase = self._talk.next_phase()
         self._offered = 0
         self._phase = Phase(
             phase.kind,
@@ -184,7 +165,7 @@ class Session:
             phase.exchange,
             phase.channels,
         )
-        self._mail.begin(planned=bool(phase.channels))
+        self._talk.mail.begin(planned=bool(phase.channels))
         if self._memory is not None:
             self._memory.enter(phase)
         self._enter_view(phase)
@@ -240,10 +221,7 @@ class Session:
         """A micro-batch is done; `samples` of the round so far."""
         whole = self._shared().sized is None  # otherwise no samples are counted in a round
         self._send(shared_form.Progress(round_, samples) if whole else shared_form.Alive())
-        self._mail.poll()
-        rest = self._mail.rest
-        while rest and isinstance(rest[0][0], shared_form.View | shared_form.Abort):
-            self._note(*rest.popleft())  # a new lead decides at once, not after its share
+        self._talk.note_urgent()
 
     def contribute(self, round_: int, vector: F32, samples: int, *, finite: bool = True) -> None:
         """Offer this member's gradient, the sum over `samples`; it is being sent while it is converted.
@@ -279,11 +257,11 @@ class Session:
             JobFailed: `out` is memory of the vector that was offered.
         """
         self._check_out(round_, self._vector_of(round_), out)
-        if self._next is not None:
+        if self._talk.next is not None:
             return None
         if out is not None and self._offered == round_:
             self._sum_early(round_, out)
-        message = self._await(round_, shared_form.Committed)
+        message = self._talk.await_round(round_, shared_form.Committed)
         if message is None:
             return None
         left_out, offered = self._reduces().settle(message), self._offered == round_
@@ -299,34 +277,16 @@ class Session:
             call: a checksum of what is called.
         """
         rounds = self._shared().rounds
-        if self._next is None and not self.closed(round_):
+        if self._talk.next is None and not self.closed(round_):
             self._offered, self._vector = round_, None
             self._send(rounds.begin(round_, vector, call))
             rounds.convert(round_, vector, self.live)
-        message = self._await(round_, shared_form.Committed)
+        message = self._talk.await_round(round_, shared_form.Committed)
         if message is not None and Round(round_, dict(message.counted)).agrees:
             if vector.feedback:
                 self._forget_state()
             rounds.settle(message, vector)
         return message
-
-    def _await(self, round_: int, *kinds: type[R], through: tuple[str, ...] = ()) -> R | None:
-        """The round's next message of these kinds; None if another phase comes before, but for those in `through`."""
-        while self._next is None or self._next.kind in through:
-            self._kept = [message for message in self._kept if message.round >= round_]
-            for message in self._kept:
-                if isinstance(message, kinds) and message.round == round_:
-                    self._kept.remove(message)
-                    return message
-            found: OfRound | shared_form.Phase
-            found, _ = self._receive(shared_form.Committed, Stepped, Pulled, shared_form.Phase)
-            if isinstance(found, shared_form.Phase):
-                if self._next is not None:  # another one has come in its place
-                    self._send(shared_form.Prepared(self._next.number))
-                self._next = found
-            else:
-                self._kept.append(found)
-        return None
 
     @property
     def saturated(self) -> int:
@@ -455,8 +415,7 @@ class Session:
 
     def close(self) -> None:
         """Detach from the agent."""
-        self._channel.close()
-        self._mail.close()
+        self._talk.close()
 
     # ---- inside
 
@@ -483,18 +442,8 @@ class Session:
         """Sum what has come, until there is a message."""
         reducer = self._reduces()
         if reducer.expect(round_, out):
-            while not self._mail.rest and not self._channel.wait(_GLANCE_S):
-                reducer.ahead(lambda: self._channel.wait(0.0))
-
-    def _glance(self, seconds: float) -> bool:
-        """Wait so long for a message, and keep it; False once one of those kept comes first."""
-        if self._channel.wait(seconds):
-            self._mail.poll()
-        return not any(isinstance(message, _FIRST) for message, _ in self._mail.rest)
-
-    def _send(self, message: Message) -> None:
-        with self._sending:
-            self._channel.send(encode(message))
+            while not self._talk.comes_within(_GLANCE_S):
+                reducer.ahead(lambda: self._talk.comes_within(0.0))
 
     def _forget_state(self) -> None:
         """The residual belongs to no state before the step is applied."""
@@ -505,18 +454,6 @@ class Session:
         """The members that have a share, in order of rank."""
         shares = self._phase.shares
         return tuple(sorted(k for k in self.live if shares[k - 1]))
-
-    def _take(self) -> tuple[shared_form.FromAgent, list[int]]:
-        message, fds = self._channel.recv()
-        return shared_form.FROM_AGENT.decode(message), fds
-
-    def _receive(self, *kinds: type[M]) -> tuple[M, list[int]]:
-        """The next message of one of these kinds; what others tell is noted."""
-        while True:
-            message, fds = self._mail.take()
-            self._note(message, fds)
-            if isinstance(message, kinds):
-                return message, fds
 
     def _note(self, message: shared_form.FromAgent, fds: list[int]) -> None:
         """Note what a message tells."""
@@ -535,7 +472,7 @@ class Session:
         if isinstance(message, Serves) and self.served is None:
             assert self._residual is not None, "call ready() first"
             whose = self._format, self._residual, self.number
-            self.served = Served(*whose, self._send, self._await, self._glance)
+            self.served = Served(*whose, self._send, self._talk.await_round, self._talk.glance)
         if isinstance(message, Serves | Pulled) and self.served is not None:
             self.served.map(message, iter(fds))
         if isinstance(message, NearLimit):
@@ -559,3 +496,22 @@ class Session:
             standing = Standing(self.number, self.view, self.live, self._phase.shares)
             self._memory.change_view(standing)
         return self.lead and not led
+
+
+def _check_steps(several: bool, planned: bool, *, several_here: bool, planned_here: bool) -> None:
+    """Compare what a step of the job takes with what one of the training program here does.
+
+    Raises:
+        JobFailed: they differ.
+    """
+    if planned != planned_here:
+        job, program = ("a plan", "none") if planned else ("no plan", "one")
+        keys = "priorities"
+    elif (several or planned) != several_here:
+        job, program = ("several rounds", "one") if several else ("one round", "several")
+        keys = " or ".join(shared_form.SEVERAL_ROUNDS)
+    else:
+        return
+    raise JobFailed(
+        f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
+    )

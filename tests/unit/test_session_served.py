@@ -373,7 +373,7 @@ def test_a_round_can_be_committed_while_a_server_pulls(small: Agent) -> None:
     for round_, counted in ((ROUND + 1, {3: 4}), (ROUND + 2, {})):
         commit = small.served.wait(round_)
         assert isinstance(commit, Commit) and commit.counted == counted
-    assert not small.session._kept
+    assert not small.session._talk.kept
 
 
 def test_what_was_told_of_a_round_ends_with_its_phase(small: Agent) -> None:
