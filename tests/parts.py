@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.job.actions import BeginTask, Settle, Stored, Task
+from nicps.job.actions import BeginTask
 from nicps.job.orders import Acknowledge, Order
 from nicps.job.part import Part
+from nicps.job.slow_work import Settle, Stored, Task
 from nicps.job.tasks import Tasks
 from nicps.protocol import Committed, Installed, Member, Phase, SendFragments, View
 from nicps.session import shared_form as says

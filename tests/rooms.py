@@ -31,7 +31,7 @@ from nicps.agent.settings import AgentSettings
 from nicps.agent.stores import Stores
 from nicps.dataplane.maps import Accumulators
 from nicps.job import Life, LifeSettings
-from nicps.job.actions import Task
+from nicps.job.slow_work import Task
 from nicps.wire import BROADCAST
 
 MAC = bytes([2, 0, 0, 0, 0, 1])

@@ -31,6 +31,7 @@ from nicps.agent.settings import AgentSettings
 from nicps.dataplane import DataPlane
 from nicps.errors import BpfLoadError, explain
 from nicps.job import actions as act
+from nicps.job import slow_work
 from nicps.job.checkpoints import CHECKPOINT, STATE
 
 #: The trained model, as the training program leaves it: a state_dict of PyTorch, and the same in another format.
@@ -166,7 +167,7 @@ class Executor:
     def begin_task(self, action: act.BeginTask) -> None:
         """Begin a task; its outcome is an event."""
         ticket, task = action.ticket, action.task
-        if isinstance(task, act.DrawReport):
+        if isinstance(task, slow_work.DrawReport):
             self._draw(ticket, task)
             return
         outcome: list[Any] = []
@@ -193,60 +194,60 @@ class Executor:
         done = life.task_failed(driver.now, ticket, error) if error else None
         driver.carry_out(life.task_done(driver.now, ticket) if done is None else done)
 
-    def _prepare(self, ticket: int, task: act.Task) -> Callable[[], Any]:
+    def _prepare(self, ticket: int, task: slow_work.Task) -> Callable[[], Any]:
         """Make the function that the thread runs; it works on the job that is here now."""
         match task:
-            case act.ReserveAccumulators(blocks, room, places, rooms, stripes):
+            case slow_work.ReserveAccumulators(blocks, room, places, rooms, stripes):
                 reserved = self._here.reserved
                 sizes = rooms or _one(room), stripes or _one(places)
 
-                def reserve() -> int | act.StripesRefused:
+                def reserve() -> int | slow_work.StripesRefused:
                     try:
                         reserved[ticket] = Reserved.make(self._dataplane, blocks, *sizes)
                     except BpfLoadError as error:
-                        return act.StripesRefused(str(error))
+                        return slow_work.StripesRefused(str(error))
                     return ticket
 
                 return reserve
-            case act.ReserveServed():
+            case slow_work.ReserveServed():
                 return partial(self.served.reserve, ticket, task)
-            case act.FillPart():
+            case slow_work.FillPart():
                 return partial(self.served.fill, ticket, task)
-            case act.ReadPart():
+            case slow_work.ReadPart():
                 return partial(self.served.read, task)
-            case act.OpenStream(stream, folder, files):
+            case slow_work.OpenStream(stream, folder, files):
                 return partial(_open, self.streams, stream, self._folder(folder), files)
-            case act.StoreWindow():
+            case slow_work.StoreWindow():
                 return self._prepare_window(task)
-            case act.KeepCheckpoint(name):
+            case slow_work.KeepCheckpoint(name):
                 return partial(keep_checkpoint, self._here, name)
-            case act.KeepResidual():
+            case slow_work.KeepResidual():
                 return self._here.keep_residual
-            case act.KeepRecords(facts, last_round):
+            case slow_work.KeepRecords(facts, last_round):
                 facts = {**self._facts(), **facts}
                 if "served" in facts:
                     facts["served"] = {**facts["served"], **self.served.facts()}
                 return partial(_keep_records, self._here, facts, last_round)
-            case act.MakeResult():
+            case slow_work.MakeResult():
                 run = self._settings.runs / task.job
                 return partial(_make_result, run, self._life.node.name, task)
             case _:
                 return _nothing
 
-    def _folder(self, folder: act.Folder) -> Path:
-        if folder is act.Folder.PREPARED:
+    def _folder(self, folder: slow_work.Folder) -> Path:
+        if folder is slow_work.Folder.PREPARED:
             return self._prepared()
-        if folder is act.Folder.WORK:
+        if folder is slow_work.Folder.WORK:
             return self._here.folder
         return self._here.kept
 
-    def _prepare_window(self, task: act.StoreWindow) -> Callable[[], act.Stored | None]:
+    def _prepare_window(self, task: slow_work.StoreWindow) -> Callable[[], slow_work.Stored | None]:
         job, incoming = self._here, self._here.incoming
         assert incoming is not None
         out = self.streams.get(task.stream) if task.stream else None
         bank = self._dataplane.maps.accumulators[task.round & 1]
 
-        def store() -> act.Stored | None:
+        def store() -> slow_work.Stored | None:
             if out is not None:
                 data = out.read(task.window, 0, task.fragments).reshape(-1)
             else:
@@ -255,7 +256,7 @@ class Executor:
             if not task.last:
                 return None
             digest = incoming.finish()
-            return act.Stored(digest, read_prepared(job.folder) if task.reads_job else {})
+            return slow_work.Stored(digest, read_prepared(job.folder) if task.reads_job else {})
 
         return store
 
@@ -272,7 +273,7 @@ class Executor:
             "counters": self._dataplane.maps.counters(),
         }
 
-    def _draw(self, ticket: int, task: act.DrawReport) -> None:
+    def _draw(self, ticket: int, task: slow_work.DrawReport) -> None:
         run = self._settings.runs / task.job
         ended = partial(self._end, ticket)
         report = Report(
@@ -290,9 +291,11 @@ def _nothing() -> None:
     """`Settle` is done when all tasks before it are done."""
 
 
-def _open(streams: dict[int, OutStream], number: int, folder: Path, files: Any) -> act.StreamSize:
+def _open(
+    streams: dict[int, OutStream], number: int, folder: Path, files: Any
+) -> slow_work.StreamSize:
     stream = streams[number] = OutStream(folder, files)
-    return act.StreamSize(stream.size, len(stream.index))
+    return slow_work.StreamSize(stream.size, len(stream.index))
 
 
 def keep_checkpoint(job: JobFiles, name: str) -> None:
@@ -307,7 +310,7 @@ def _keep_records(job: JobFiles, facts: dict[str, Any], last_round: int) -> list
     return [*names, *earlier_files(job.kept)]
 
 
-def _make_result(folder: Path, own: str, task: act.MakeResult) -> dict[str, Any]:
+def _make_result(folder: Path, own: str, task: slow_work.MakeResult) -> dict[str, Any]:
     about = {"report": str(folder / PICTURE)}
     made = summarise(folder, task.names, task.last_round) | about | dict(task.about)
     (folder / "result.json").write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
@@ -317,11 +320,13 @@ def _make_result(folder: Path, own: str, task: act.MakeResult) -> dict[str, Any]
     return made
 
 
-def _explain(task: act.Task, error: Exception) -> str:
+def _explain(task: slow_work.Task, error: Exception) -> str:
     """The reason for a task's failure, in one line."""
-    if isinstance(task, act.MakeResult):
+    if isinstance(task, slow_work.MakeResult):
         return f"cannot make the summary of the run: {error}"
-    if isinstance(task, act.KeepCheckpoint | act.KeepResidual) and isinstance(error, OSError):
+    if isinstance(task, slow_work.KeepCheckpoint | slow_work.KeepResidual) and isinstance(
+        error, OSError
+    ):
         about = f"{error.filename}: " if error.filename else ""
         return f"{about}{error.strerror}"
     return explain("go on with the job here", error)

@@ -16,6 +16,7 @@ from nicps.dataplane import DataPlane
 from nicps.dataplane.servers import Servers, ServersPart, ServersStore
 from nicps.errors import BpfLoadError
 from nicps.job import actions as act
+from nicps.job import slow_work
 from nicps.protocol import Phase, SendServed
 from nicps.session.fields import Message
 from nicps.session.served_form import NearLimit, Pulled, Serves
@@ -61,19 +62,19 @@ class ServedRoom:
 
     # ---- in a thread
 
-    def reserve(self, ticket: int, task: act.ReserveServed) -> int | act.StripesRefused:
+    def reserve(self, ticket: int, task: slow_work.ReserveServed) -> int | slow_work.StripesRefused:
         """Load the program, and make a store."""
         try:
             self._dataplane.open_servers()
             if task.own:
                 self._dataplane.open_own()
         except BpfLoadError as error:
-            return act.StripesRefused(str(error))
+            return slow_work.StripesRefused(str(error))
         if task.room:
             self._reserved[ticket] = self._servers.reserve_store(task.room, task.pushes)
         return ticket
 
-    def fill(self, ticket: int, task: act.FillPart) -> int:
+    def fill(self, ticket: int, task: slow_work.FillPart) -> int:
         """Make the own part of what the program has given.
 
         Raises:
@@ -85,7 +86,7 @@ class ServedRoom:
         self._reserved[ticket] = part.fill(self._given)
         return ticket
 
-    def read(self, _: act.ReadPart) -> None:
+    def read(self, _: slow_work.ReadPart) -> None:
         """Write the own part into a file."""
         assert self._part is not None, "this host serves"
         former, self._told = self._told, self._part.read()

@@ -5,6 +5,7 @@ Events and actions, and the parts between them:
 
     life.py           every event
     actions.py        the actions of the host
+    slow_work.py      the kinds of tasks, which a thread of the agent does
     dispatcher.py     the consequences of an event, in order
     orders.py         the orders of the parts to the node and to one another
     tasks.py          work that takes time: tickets, and what follows when a task is done

@@ -12,13 +12,12 @@ from nicps.job.actions import (
     BeginTask,
     DropAccumulators,
     RenewAccumulators,
-    ReserveAccumulators,
     RetirePlaces,
-    StripesRefused,
     UseAccumulators,
 )
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
+from nicps.job.slow_work import ReserveAccumulators, StripesRefused
 from nicps.job.tasks import Tasks
 from nicps.protocol import Phase
 

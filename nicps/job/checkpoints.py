@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nicps.job.actions import BeginTask, KeepCheckpoint, KeepResidual, Post
+from nicps.job.actions import BeginTask, Post
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders, ShowTrouble, Warn
 from nicps.job.program import Program
+from nicps.job.slow_work import KeepCheckpoint, KeepResidual
 from nicps.job.tasks import Tasks
 from nicps.job.text import is_run_name
 from nicps.session.shared_form import Keep

@@ -22,13 +22,13 @@ from nicps.job.actions import (
     Log,
     RunHook,
     Source,
-    StreamSize,
     Transmit,
     TransmitServed,
 )
 from nicps.job.orders import Fail, Order, Orders
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
+from nicps.job.slow_work import StreamSize
 from nicps.job.text import one_line
 from nicps.protocol import Node, Phase
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from nicps import wire
 from nicps.job.accumulators import Memory
-from nicps.job.actions import CloseStream, Folder, KeepRecords, OpenStream, StreamSize
+from nicps.job.actions import CloseStream
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Acknowledge, Orders
 from nicps.job.programs import Programs
+from nicps.job.slow_work import Folder, KeepRecords, OpenStream, StreamSize
 from nicps.job.tasks import Tasks
 from nicps.protocol import Committed, Phase
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from nicps import wire
 from nicps.errors import JobFailed
-from nicps.job.actions import CloseStream, DropFragments, Receive, StoreWindow
+from nicps.job.actions import CloseStream, DropFragments, Receive
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Orders
+from nicps.job.slow_work import StoreWindow
 from nicps.protocol import Committed, Offer, Phase
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from nicps import wire
-from nicps.job.actions import CloseStream, Folder, Log, OpenStream, StreamSize
+from nicps.job.actions import CloseStream, Log
 from nicps.job.checkpoints import STATE
 from nicps.job.choice import Wait
 from nicps.job.course import Course
@@ -19,6 +19,7 @@ from nicps.job.node_info import NodeInfo
 from nicps.job.orders import OfferStream, Order, Orders, PublishEvent, SaveState, Saving
 from nicps.job.part import Part
 from nicps.job.plan import Found, Plan
+from nicps.job.slow_work import Folder, OpenStream, StreamSize
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from nicps.job.actions import Action, StreamSize
+from nicps.job.actions import Action
+from nicps.job.slow_work import StreamSize
 from nicps.protocol import Joiner, Offer, Phase, Source
 from nicps.protocol.plan import ChannelPlan
 

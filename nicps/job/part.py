@@ -16,12 +16,10 @@ from nicps.job.actions import (
     DropFragments,
     NoteEvent,
     RemoveState,
-    Settle,
     Settled,
     ShareArena,
     ShowClosed,
     ShowNeed,
-    Stored,
 )
 from nicps.job.checkpoints import Checkpoints, resumed_from, rounds_before
 from nicps.job.contribution import Contribution
@@ -51,6 +49,7 @@ from nicps.job.programs import Programs
 from nicps.job.script import is_script
 from nicps.job.served import ServedMemory
 from nicps.job.serving import is_served
+from nicps.job.slow_work import Settle, Stored
 from nicps.job.steps import Steps
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line, shorten

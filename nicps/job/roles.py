@@ -15,11 +15,9 @@ from nicps.exchange import Exchange
 from nicps.job.actions import (
     CloseJob,
     CloseSubmission,
-    DrawReport,
     DropFragments,
     LeaveView,
     Log,
-    MakeResult,
     OpenJob,
     Publish,
 )
@@ -30,6 +28,7 @@ from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
 from nicps.job.publisher import Publisher, exit_code, run_hook
 from nicps.job.script import LaunchScript
 from nicps.job.serving import is_served
+from nicps.job.slow_work import DrawReport, MakeResult
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import is_run_name, one_line

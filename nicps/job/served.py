@@ -10,21 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nicps import protocol
-from nicps.job.actions import (
-    BeginServing,
-    BeginTask,
-    DropServed,
-    FillPart,
-    Post,
-    ReadPart,
-    ReserveServed,
-    StripesRefused,
-    UseServed,
-)
+from nicps.job.actions import BeginServing, BeginTask, DropServed, Post, UseServed
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import BeginPull, BeginStep, Orders
 from nicps.job.program import Program
 from nicps.job.serving import PartOf, Room, announce, keeps_part
+from nicps.job.slow_work import FillPart, ReadPart, ReserveServed, StripesRefused
 from nicps.job.tasks import Tasks
 from nicps.protocol import Offer, Phase, Source
 from nicps.protocol.serving import Serving, per_push, pulled_fragments

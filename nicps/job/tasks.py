@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nicps.job.actions import BeginTask, Task
+from nicps.job.actions import BeginTask
 from nicps.job.orders import Fail, Orders
+from nicps.job.slow_work import Task
 
 
 @dataclass(frozen=True, slots=True)

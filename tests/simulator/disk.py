@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nicps.job.actions import (
-    BeginTask,
+from nicps.job.actions import BeginTask
+from nicps.job.slow_work import (
     DrawReport,
     Folder,
     KeepCheckpoint,

@@ -14,10 +14,11 @@ import pytest
 from nicps.agent.executor import keep_checkpoint
 from nicps.agent.jobfiles import JobFiles
 from nicps.agent.process import User
-from nicps.job.actions import KeepCheckpoint, Post
+from nicps.job.actions import Post
 from nicps.job.checkpoints import CHECKPOINT, STATE, Checkpoints
 from nicps.job.orders import Orders, ShowTrouble, Warn
 from nicps.job.program import Program
+from nicps.job.slow_work import KeepCheckpoint
 from nicps.job.tasks import Tasks
 from nicps.job.text import one_line
 from nicps.session.shared_form import Keep

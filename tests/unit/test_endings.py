@@ -22,7 +22,7 @@ from nicps.agent.peer import Peer
 from nicps.agent.preparation import Preparation
 from nicps.agent.process import User
 from nicps.agent.settings import AgentSettings
-from nicps.job import Life, LifeSettings
+from nicps.job import Life, LifeSettings, slow_work
 from nicps.job import actions as act
 from nicps.job.orders import Orders
 from nicps.job.plan import Plan, stop
@@ -157,7 +157,7 @@ def test_a_run_without_a_report_is_told_to_who_submitted_it() -> None:
     roles.begin_part(0.0, "1")
     (made,) = [order for order in roles.end_own_job(stop(None)) if isinstance(order, act.BeginTask)]
     (draws,) = tasks.finish(0.0, made.ticket, {})
-    assert isinstance(draws, act.BeginTask) and isinstance(draws.task, act.DrawReport)
+    assert isinstance(draws, act.BeginTask) and isinstance(draws.task, slow_work.DrawReport)
     told = tasks.fail(0.0, draws.ticket, "there is no such module")
     published = [order for order in told if isinstance(order, act.Publish)]
     assert [type(order.message) for order in published] == [Warned, Result]

@@ -11,7 +11,7 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job import plan as phases
-from nicps.job.actions import CloseStream, Folder, KeepCheckpoint, OpenStream, StreamSize
+from nicps.job.actions import CloseStream
 from nicps.job.course import Course
 from nicps.job.lead import Lead
 from nicps.job.orders import (
@@ -25,6 +25,7 @@ from nicps.job.orders import (
 )
 from nicps.job.plan import Found, Plan
 from nicps.job.roles import LifeSettings, Roles
+from nicps.job.slow_work import Folder, KeepCheckpoint, OpenStream, StreamSize
 from nicps.job.submission import Submission
 from nicps.protocol import Node, NodeState, Phase, View
 from tests.parts import MEMBERS, ROUND, Host, hand_out, training

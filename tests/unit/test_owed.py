@@ -9,10 +9,11 @@ import pytest
 
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.job.actions import EnterPhase, Post, ReserveAccumulators
+from nicps.job.actions import EnterPhase, Post
 from nicps.job.owed import PlannedStep
 from nicps.job.plan import Plan, read_plan
 from nicps.job.program import Program
+from nicps.job.slow_work import ReserveAccumulators
 from nicps.protocol import Committed, Phase
 from nicps.protocol.plan import ChannelPlan
 from nicps.session import shared_form as says

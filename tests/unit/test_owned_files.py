@@ -25,7 +25,8 @@ from nicps.agent.prepared import read_prepared
 from nicps.agent.process import User
 from nicps.agent.records import copy_tree
 from nicps.errors import JobFailed
-from nicps.job.actions import CloseJob, OpenJob, Receive, StoreWindow
+from nicps.job.actions import CloseJob, OpenJob, Receive
+from nicps.job.slow_work import StoreWindow
 from tests.parts import Host
 from tests.rooms import Rooms
 

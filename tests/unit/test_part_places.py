@@ -13,10 +13,10 @@ from nicps.job.actions import (
     EnterPhase,
     Post,
     RenewAccumulators,
-    ReserveAccumulators,
     RetirePlaces,
     UseAccumulators,
 )
+from nicps.job.slow_work import ReserveAccumulators
 from nicps.protocol import Phase, View
 from nicps.session import shared_form as says
 from tests.parts import MEMBERS, Host, training

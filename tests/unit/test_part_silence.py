@@ -9,11 +9,7 @@ import pytest
 
 from nicps import wire
 from nicps.job.accumulators import Memory
-from nicps.job.actions import (
-    EndProgram,
-    EnterPhase,
-    ShowClosed,
-)
+from nicps.job.actions import EndProgram, EnterPhase, ShowClosed
 from nicps.job.orders import RoundJudged, Warn
 from nicps.job.part import Part
 from nicps.protocol import Offer

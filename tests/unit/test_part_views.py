@@ -12,19 +12,21 @@ from nicps.job.actions import (
     DropAccumulators,
     EndProgram,
     EnterPhase,
-    KeepRecords,
-    OpenStream,
     Post,
     Receive,
     RenewAccumulators,
-    ReserveAccumulators,
-    Settle,
     StartProgram,
-    StoreWindow,
-    StreamSize,
     UseAccumulators,
 )
 from nicps.job.orders import Acknowledge, Depart, Fail, HandOutEnded, MarkRead
+from nicps.job.slow_work import (
+    KeepRecords,
+    OpenStream,
+    ReserveAccumulators,
+    Settle,
+    StoreWindow,
+    StreamSize,
+)
 from nicps.protocol import Committed, Offer
 from nicps.session import shared_form as says
 from tests.parts import LANES, ROUND, Host, hand_out, training

@@ -15,7 +15,8 @@ import pytest
 
 from nicps.agent.result import summarise
 from nicps.errors import JobFailed
-from nicps.job.actions import CloseJob, KeepRecords, MakeResult, OpenJob
+from nicps.job.actions import CloseJob, OpenJob
+from nicps.job.slow_work import KeepRecords, MakeResult
 from tests.rooms import Rooms
 
 LAST = 9

@@ -9,17 +9,9 @@ import pytest
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.job.actions import (
-    BeginServing,
-    EnterPhase,
-    FillPart,
-    Post,
-    ReadPart,
-    ReserveServed,
-    Settled,
-    UseServed,
-)
+from nicps.job.actions import BeginServing, EnterPhase, Post, Settled, UseServed
 from nicps.job.orders import BeginPull, BeginStep
+from nicps.job.slow_work import FillPart, ReadPart, ReserveServed
 from nicps.protocol import Committed, Offer, Phase, Pulled, Source, Stepped
 from nicps.protocol.serving import Serving
 from nicps.session import served_form as served
