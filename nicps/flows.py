@@ -134,10 +134,6 @@ class Flows:
                 if place < len(parts) and place >= self._given[channel]:
                     self.offer(channel, samples)
 
-    def has(self, channel: int, place: int) -> bool:
-        """Whether the mean of that part is there."""
-        return (channel, place) in self.commits
-
     @property
     def settled(self) -> bool:
         """All that has been offered in this step is committed and read."""
