@@ -316,6 +316,7 @@ def disks(bare: Network) -> Iterator[FullDisks]:
             bare.leave(host)
 
 
+@pytest.mark.short("h1-work", "h2-runs")
 @pytest.mark.parametrize("what", ["work", "runs"])
 @pytest.mark.parametrize("host", ["h1", "h2"])
 def test_a_full_disk(disks: FullDisks, open_path: Path, host: str, what: str) -> None:

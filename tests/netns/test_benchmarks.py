@@ -62,12 +62,14 @@ def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
     assert not list(state.LABS_DIR.glob(f"{lab}*.json")) and not processes.find(lab)
 
 
+@pytest.mark.long
 def test_idle(checkout: Path) -> None:
     found = bench(checkout, "idle --seconds 1.5 --wakes 4 --silence 2")
     assert found["hosts"] == found["wakes"] == 4
     assert found["frames_per_second"] > 0
 
 
+@pytest.mark.long
 def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
     found = bench(checkout, "allreduce --hosts 2 --params 50000 --rounds 1 --lane i16 --key")
     assert [(row["engine"], row["lane"]) for row in found["results"]] == [
@@ -94,6 +96,7 @@ def test_memory_is_what_the_formula_says(checkout: Path) -> None:
         assert each * params <= row["program"] < each * params + 4e6
 
 
+@pytest.mark.long
 @pytest.mark.short("1024")
 @pytest.mark.parametrize("params", [1, 1024])
 def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:

@@ -33,6 +33,7 @@ def measure(checkout: Path, command: str) -> tuple[list[dict[str, Any]], str]:
     return json.loads(stdout.splitlines()[-1]), stderr
 
 
+@pytest.mark.long
 def test_pulls(checkout: Path) -> None:
     found, _ = measure(checkout, "pulls --rate 1gbit --workers 2 --params 40000 --pulls 2")
     (row,) = found

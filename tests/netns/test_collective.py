@@ -222,6 +222,7 @@ def lossy() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.long
 def test_frames_are_lost_and_so_is_a_member(lossy: Network) -> None:
     """A hundredth of all frames, and one program in the middle."""
     members = start(lossy, size=3, calls=60, seed=21, dies={"2": 30}, most=60_000)

@@ -222,6 +222,7 @@ def test_the_services_capabilities_are_enough(open_path: Path) -> None:
         works_as_a_whole(network, "h1", open_path, CAPABILITIES)
 
 
+@pytest.mark.short("CAP_NET_ADMIN", "CAP_SETUID", "CAP_KILL")
 @pytest.mark.parametrize("missing", CAPABILITIES)
 def test_none_of_them_is_for_nothing(alone: Network, open_path: Path, missing: str) -> None:
     left = [name for name in CAPABILITIES if name != missing]

@@ -52,6 +52,7 @@ def test_a_network_that_cannot_do_stripes(lose: Callable[[Lab], None]) -> None:
         assert not any("evicted" in network.log(f"h{k}") for k in range(1, HOSTS + 1))
 
 
+@pytest.mark.short("h3")
 @pytest.mark.parametrize("refusing", ["h1", "h3"])
 def test_a_kernel_that_refuses_the_program_of_stripes(refusing: str) -> None:
     """The lead's, or another host's; it is reported once."""

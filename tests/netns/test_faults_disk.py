@@ -70,6 +70,7 @@ def stage(made: Drill) -> SmallDisks:
     return made.stage
 
 
+@pytest.mark.long
 def test_the_leads_results_folder_is_full(drill: Drill, stage: SmallDisks) -> None:
     """No checkpoint can be written: the last one stays, a warning is given, and the training goes on."""
     lead = drill.lead()

@@ -169,6 +169,7 @@ def test_a_host_stands_still(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_the_lead_is_killed_and_joins_again(drill: Drill) -> None:
     stage, lead = drill.stage, drill.lead()
     stage.lab.kill(lead)
@@ -182,6 +183,7 @@ def test_the_lead_is_killed_and_joins_again(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_a_host_leaves_and_joins_again(drill: Drill) -> None:
     """`nicps leave`; the last scene here shows that no member waits for it."""
     stage = drill.stage
@@ -215,6 +217,7 @@ def test_who_leaves_is_not_waited_for() -> None:
         drill.exact()
 
 
+@pytest.mark.long
 def test_a_submitter_that_missed_the_end_hears_of_it(made: Drill) -> None:
     """It stands still until the others are done; its user is told which host has the result."""
     drill, rest = made, made.others("h4")

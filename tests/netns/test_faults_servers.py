@@ -82,7 +82,7 @@ def job(four: Network) -> Iterator[Endless]:
     four.lab.link("all", "up")
 
 
-@pytest.mark.short("worker stopped", "server unplugged")
+@pytest.mark.short("worker stopped")
 @pytest.mark.parametrize(
     ("host", "how"),
     [("h3", "stopped"), ("h3", "unplugged"), ("h2", "stopped"), ("h2", "unplugged")],
@@ -108,6 +108,7 @@ def test_a_host_goes_away_and_comes_back(job: Endless, host: str, how: str) -> N
     checked(job.end())
 
 
+@pytest.mark.long
 def test_agents_stop_briefly(job: Endless) -> None:
     """The server's kernel goes on adding and answering; nobody is missed."""
     network = job.network

@@ -68,7 +68,7 @@ def test_an_aggregator_is_killed_in_mid_round(drill: Drill, who: str) -> None:
     drill.exact()
 
 
-@pytest.mark.short("cut", "trainer")
+@pytest.mark.short("trainer")
 @pytest.mark.parametrize("how", ["cut", "stopped", "trainer"])
 def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
     """The same, and it comes back: cut off, its agent stopped for longer than silence, or its program killed."""
@@ -90,6 +90,7 @@ def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_an_aggregator_stops_briefly(drill: Drill) -> None:
     """Its kernel goes on adding and answering; no host is missed."""
     lab, before = drill.stage.lab, drill.views()
@@ -104,7 +105,7 @@ def test_an_aggregator_stops_briefly(drill: Drill) -> None:
     drill.exact()
 
 
-@pytest.mark.short("sums", "questions")
+@pytest.mark.short("questions")
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(FrameType.SUM, 60), (FrameType.CONTRIBUTION, 100), (FrameType.ASK, 20)],
@@ -224,6 +225,7 @@ def test_a_slow_processor(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_a_port_that_passes_no_full_frames(drill: Drill) -> None:
     """Tokens pass, and no contributions or sums. That host is evicted, and is back once the port is mended."""
     host = drill.host(2)

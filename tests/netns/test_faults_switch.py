@@ -97,6 +97,7 @@ def test_nothing_goes_wrong(drill: Drill) -> None:
     assert by_exchange(drill).keys() == {"linux-switch"}
 
 
+@pytest.mark.long
 def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     """At every port and in each direction, over many rounds: the job takes longer, and nothing else changes."""
     before = by_exchange(drill)
@@ -108,7 +109,7 @@ def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     assert exchange(drill) == "linux-switch" and before.keys() == by_exchange(drill).keys()
 
 
-@pytest.mark.short("contributions", "grants")
+@pytest.mark.short("grants")
 @pytest.mark.parametrize(
     ("kind", "count"),
     [(FrameType.CONTRIBUTION, 100), (FrameType.ASK, 20), (FrameType.SWITCH, 3)],
@@ -205,6 +206,7 @@ def test_the_switch_is_gone_in_mid_round(drill: Drill, how: str) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_a_port_of_the_switch_is_gone(drill: Drill) -> None:
     """The host behind it is evicted, the others go on with the switch; with the port it comes back."""
     stage, host = stage_of(drill), drill.host(3)
@@ -231,6 +233,7 @@ def test_a_member_is_killed_in_mid_round(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_the_lead_is_killed_in_mid_round(drill: Drill) -> None:
     stage, host = stage_of(drill), drill.lead()
     with drill.half_sent(host) as round_:
@@ -247,6 +250,7 @@ def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     drill.end()
 
 
+@pytest.mark.long
 def test_without_a_key_the_switch_is_started_again() -> None:
     with make(keyed=False) as drill:
         stage = stage_of(drill)
@@ -291,6 +295,7 @@ def test_a_host_that_does_not_believe() -> None:
         drill.end()
 
 
+@pytest.mark.long
 def test_too_little_memory() -> None:
     """The switch reports what it lacks, and the hosts add."""
     stage = SwitchedStage(3, keyed=True, told=("--memory", "1M"))

@@ -34,6 +34,7 @@ def test_a_training_program_is_killed(drill: Drill, gone: str, stays: str) -> No
     drill.exact()
 
 
+@pytest.mark.short("h1-h2")
 @pytest.mark.parametrize(("gone", "stays"), [("h1", "h2"), ("h2", "h1")])
 def test_a_host_leaves_and_joins_again(drill: Drill, gone: str, stays: str) -> None:
     """`nicps leave`: the agent waits until the other has gone on."""

@@ -72,6 +72,7 @@ def half_made(name: str, where: str, calls: int) -> subprocess.Popen[str]:
     return child
 
 
+@pytest.mark.short("enter.unshare-3", "links._add_cable-2", "state.write-2")
 @pytest.mark.parametrize(
     ("where", "calls"),
     [

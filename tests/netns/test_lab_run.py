@@ -274,6 +274,7 @@ def test_a_submission_that_fails_passes_its_code_on(driver: Driver) -> None:
     assert (driver.runs / f"lab-{driver.name}" / "h1" / "agent.log").is_file()
 
 
+@pytest.mark.short("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_takes_the_lab_down(driver: Driver, number: signal.Signals) -> None:
     with driver.running("hang", "--user", "root") as child:

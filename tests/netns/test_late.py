@@ -55,6 +55,7 @@ def number_1(started: list[Script]) -> Script:
     return next(script for script in started if script.lines[0]["formed"] == 0)
 
 
+@pytest.mark.long
 def test_a_program_is_killed_and_comes_back(scripts: Scripts) -> None:
     first = scripts.start("h1", "h2", "h3")
     lost = first[1]

@@ -38,10 +38,10 @@ def three(made: Network) -> Network:
 
 
 def under_way(
-    network: Network, folder: Path, rounds: int = 80, *more: str, light: bool = False
+    network: Network, folder: Path, rounds: int = 45, *more: str, light: bool = False
 ) -> subprocess.Popen[str]:
-    """`nicps submit --wait` of a job on h1, once it trains; a round takes 50 ms at least."""
-    settings = [f"rounds={rounds}", "microbatch_seconds=0.005", *more]
+    """`nicps submit --wait` of a job on h1, once it trains; a round takes 90 ms at least."""
+    settings = [f"rounds={rounds}", "microbatch_seconds=0.009", *more]
     arguments = [word for setting in settings for word in ("--set", setting)]
     command = ["submit", str(tiny_job(folder)), "--wait", "--json", *arguments]
     child = network.start("h1", *command, light=light)
@@ -49,7 +49,7 @@ def under_way(
     return child
 
 
-def ends_well(done: Ended, members: set[str], rounds: int = 80) -> dict[str, Any]:
+def ends_well(done: Ended, members: set[str], rounds: int = 45) -> dict[str, Any]:
     """The job's result; these were in it at the end."""
     assert done.code == 0, done.err
     result: dict[str, Any] = json.loads(done.out)
@@ -102,6 +102,7 @@ def comes_back(network: Network, gone: str, folder: Path) -> None:
 # ---- at rest
 
 
+@pytest.mark.short("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_at_the_moment_from_which_the_socket_answers(
     three: Network, number: signal.Signals
@@ -113,6 +114,7 @@ def test_a_signal_at_the_moment_from_which_the_socket_answers(
     three.nothing_left("h3")
 
 
+@pytest.mark.short("9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_while_compiling(three: Network, number: signal.Signals) -> None:
     """Without compiled programs from an earlier start."""
@@ -127,6 +129,7 @@ def test_while_compiling(three: Network, number: signal.Signals) -> None:
     three.nothing_left("h3")
 
 
+@pytest.mark.short("9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_as_soon_as_the_program_is_there(three: Network, number: signal.Signals) -> None:
     three.leave("h3")
@@ -234,14 +237,14 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
 
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
     """Its host leaves, and is back with another one; all sums can be made again from what was kept."""
-    child = under_way(three, open_path, 120, "save_gradients=true", "exchange=broadcast")
+    child = under_way(three, open_path, 70, "save_gradients=true", "exchange=broadcast")
     (trainer,) = programs(three, "h2")
     os.kill(trainer.pid, signal.SIGKILL)
-    result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=120)
+    result = ends_well(three.finish(child), {"h1", "h2", "h3"}, rounds=70)
     kept = [three.place(host, "runs") / result["job_id"] / host for host in three.names]
     rounds = sums.read(kept)
     found = sums.compare(rounds, 16)
-    assert found["rounds"] == 120 and found["gradients"] > 240
+    assert found["rounds"] == 70 and found["gradients"] > 140
     lives = {(n, str(own["life"])) for saved in rounds.values() for n, own in saved.items()}
     assert len(lives) > 3
     three.all_stand_by()

@@ -54,6 +54,7 @@ def test_all_ranks_have_the_same_weights_on_different_processors(three: Network)
     three.all_stand_by()
 
 
+@pytest.mark.long
 def test_the_others_go_on_without_a_rank_that_is_killed(three: Network) -> None:
     said = run(three, "2")
     assert [code for _, code in said] == [0, 0, -signal.SIGKILL]

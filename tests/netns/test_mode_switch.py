@@ -35,6 +35,7 @@ def test_no_switch_adds(network: Network) -> None:
     assert members[0] == 3 and set(members[1:]) == {0}
 
 
+@pytest.mark.long
 def test_all_reduce_where_no_switch_adds() -> None:
     """The program of docs/jobs.md offers again in the round with which the hosts begin to add."""
     with Stage(3, arguments=("--mode", "switch", "--silence", "5"), program=SUMMING) as stage:

@@ -111,6 +111,7 @@ def snooping() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.short("03:aa:bb:cc:dd:ee")
 @pytest.mark.parametrize("group", ["", "03:aa:bb:cc:dd:ee"])
 def test_a_job(snooping: Network, open_path: Path, group: str) -> None:
     network = snooping

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 import signal
 
+import pytest
+
 from tests.netns.labs import ROOT
 from tests.netns.members import Ended, Network
 from tests.netns.test_run import lines_of, no_run
@@ -23,6 +25,7 @@ def last_lines(ended: Ended) -> dict[str, tuple[int, float, str, str]]:
     return found
 
 
+@pytest.mark.long
 def test_it_learns_the_same_weights_on_all_hosts(three: Network) -> None:
     ended = three.command("h2", "run", str(EXAMPLE), "--epochs", "6", timeout_s=120)
     assert ended.code == 0, ended.err

@@ -42,6 +42,7 @@ def test_a_run_has_its_result_and_its_report(network: Plain, open_path: Path) ->
     assert "<b>4</b><span>training rounds" in page and "identical" in page
 
 
+@pytest.mark.short("round")
 @pytest.mark.parametrize("field", ["round", "weights_sha256"])
 def test_a_field_that_is_demanded(network: Plain, open_path: Path, field: str) -> None:
     network.lacks = field

@@ -60,6 +60,7 @@ def test_at_90_percent_the_slow_host_sends_what_it_has(network: Network, open_pa
     assert in_all_but_one(sum(counted.values()) - MICRO_BATCH < 0.9 * BATCH for counted in rounds)
 
 
+@pytest.mark.long
 def test_at_75_percent_the_slow_host_is_not_waited_for(network: Network, open_path: Path) -> None:
     # A fast host that lags by a micro-batch lets the slow one in.
     run, rounds = train(network, open_path, 0.75, rounds=6, microbatch_s=0.25)

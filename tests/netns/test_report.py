@@ -114,6 +114,7 @@ def test_hosts_that_were_killed_and_came_back(network: Network, open_path: Path)
     assert "h3 was away" in page and "h1 was away" in page
 
 
+@pytest.mark.long
 def test_a_training_program_that_is_started_again(network: Network, open_path: Path) -> None:
     """Its agent stays, and reports why it was gone; the records of the first program are there as well."""
     end = open_path / "end"

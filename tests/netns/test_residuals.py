@@ -91,6 +91,7 @@ def resumed(two: Network, run: str, trained: int = HALF, rounds: int = ROUNDS) -
     return weights(Run(result, [], {host: two.place(host, "runs") for host in two.names}))
 
 
+@pytest.mark.short("stripes")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_resumed_job_has_the_same_bits(
     two: Network, job: Path, through: dict[str, Weights], exchange: str

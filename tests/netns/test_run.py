@@ -166,7 +166,13 @@ def test_what_cannot_be_run(three: Network, folder: Path) -> None:
     no_run(three)
 
 
-def test_a_ddp_script_in_a_lab(tmp_path: Path) -> None:
+@pytest.mark.short("the same")
+@pytest.mark.parametrize(
+    ("differing", "identical", "code"),
+    [("0.0", True, 0), ("0.5", False, 5)],
+    ids=["the same", "differing"],
+)
+def test_a_ddp_script_in_a_lab(tmp_path: Path, differing: str, identical: bool, code: int) -> None:
     """`weights_identical` comes from the backend, as the process group is destroyed."""
     pytest.importorskip("torch")
     tmp_path.chmod(0o755)
@@ -185,18 +191,17 @@ with torch.no_grad():
 dist.destroy_process_group()
 """
     (tmp_path / "ddp.py").write_text(text)
-    for differing, identical, code in (("0.0", True, 0), ("0.5", False, 5)):
-        command = nicps_command(
-            *("lab", "run", "--script", str(tmp_path / "ddp.py"), "--hosts", "2", "--json"),
-            *("--runs", str(tmp_path / "runs"), "--", differing),
-        )
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-        assert done.returncode == code, done.stderr
-        result = json.loads(done.stdout.splitlines()[-1])
-        assert result["weights_identical"] is identical and result["hosts"] == 2
-        if code == 0:
-            left = Path(result["folder"]).glob("h*/out/rank")
-            assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"
+    command = nicps_command(
+        *("lab", "run", "--script", str(tmp_path / "ddp.py"), "--hosts", "2", "--json"),
+        *("--runs", str(tmp_path / "runs"), "--", differing),
+    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == code, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["weights_identical"] is identical and result["hosts"] == 2
+    if code == 0:
+        left = Path(result["folder"]).glob("h*/out/rank")
+        assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"
 
 
 def test_arguments_in_the_wrong_place(tmp_path: Path) -> None:

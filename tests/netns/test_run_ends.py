@@ -68,7 +68,7 @@ def nothing_runs(three: Network) -> None:
         three.work_is_clear(host)
 
 
-@pytest.mark.short("killed-expected0-2", "raises-expected1-0")
+@pytest.mark.short("killed-expected0-2")
 @pytest.mark.parametrize("whose", [0, 2])
 @pytest.mark.parametrize(("how", "expected"), [("killed", (137, -9)), ("raises", (1,))])
 def test_the_others_go_on_without_a_script_that_fails(
@@ -95,6 +95,7 @@ def test_a_command_that_is_killed_leaves_nothing(three: Network, folder: Path) -
     nothing_runs(three)
 
 
+@pytest.mark.long
 def test_much_output(three: Network, folder: Path) -> None:
     """1 MB a host: all of it is shown, and in order."""
     text = "print('\\n'.join(f'line {k}' for k in range(100_000)))\n"

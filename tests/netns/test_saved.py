@@ -63,6 +63,7 @@ def test_too_few_are_left(three: Network, open_path: Path) -> None:
     goes_on_from(three, "h1", kept)
 
 
+@pytest.mark.long
 def test_no_majority_is_left(three: Network, open_path: Path) -> None:
     """R18: two of three are killed at once. The last one may not go on: it saves its state, runs the hook once, and
     waits. As the others do not come back to the job, the user makes it leave, join, and resume the saved job.

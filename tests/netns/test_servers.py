@@ -64,6 +64,7 @@ def checked(run: Run) -> dict[int, str]:
     return found
 
 
+@pytest.mark.short("i16")
 @pytest.mark.parametrize("lane", ["i32", "i16", "i8"])
 def test_each_step_is_a_synchronisation(four: Network, job: Path, lane: str) -> None:
     """T = 1 is plain synchronous training: no step is pushed by itself."""
@@ -144,6 +145,7 @@ class Slow:
         network.in_training()
 
 
+@pytest.mark.short("6")
 @pytest.mark.parametrize("every", [1, 6])
 def test_a_worker_is_killed_and_comes_back(four: Network, job: Path, every: int) -> None:
     """The others go on without it; it takes the state of a commit, and pulls."""
@@ -158,6 +160,7 @@ def test_a_worker_is_killed_and_comes_back(four: Network, job: Path, every: int)
     four.ready()
 
 
+@pytest.mark.short("6-h1", "6-h2,h3")
 @pytest.mark.parametrize(("every", "servers"), [(1, "h2"), (6, "h2"), (6, "h1"), (6, "h2,h3")])
 def test_a_server_is_killed(four: Network, job: Path, every: int, servers: str) -> None:
     """A worker serves in its place, with the state of the last commit. h1 has submitted the job, and leads it."""

@@ -62,6 +62,7 @@ def test_steps_are_pushed_by_servers_too(three: Network, job: Path) -> None:
     assert pushed == [4 * sum(map(len, pushes.values()))] * 2
 
 
+@pytest.mark.long
 def test_a_key(three: Network) -> None:
     """What does not travel needs no tag."""
     with Stage(2, keyed=True, program=LIGHT) as keyed:

@@ -70,7 +70,7 @@ def test_rounds_are_steps_for_users(three: Network, kind: str) -> None:
         assert after["samples"] - before[host]["samples"] == 40 * 120, host
 
 
-@pytest.mark.short("buckets-h2", "channels-h1")
+@pytest.mark.short("channels-h1")
 @pytest.mark.parametrize(
     ("kind", "host"), [("rank", "h1"), ("buckets", "h2"), ("channels", "h1"), ("channels", "h2")]
 )
@@ -140,7 +140,7 @@ def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None
     three.ready()
 
 
-@pytest.mark.short("buckets", "channels")
+@pytest.mark.short("channels")
 @kinds
 def test_a_resumed_job_has_the_same_bits(two: Network, kind: str) -> None:
     """Every host goes on with its own error, and all with what their factors begin with."""

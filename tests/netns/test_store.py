@@ -44,6 +44,7 @@ def finish(scripts: list[Script]) -> None:
     assert [script.ended() for script in scripts] == [{"done": True}] * len(scripts)
 
 
+@pytest.mark.long
 @pytest.mark.short("0.03")
 @pytest.mark.parametrize("loss", [0.0, 0.03])
 def test_every_call_from_several_threads(scripts: Scripts, loss: float) -> None:

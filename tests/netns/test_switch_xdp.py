@@ -158,6 +158,7 @@ def test_words_that_it_cannot_take() -> None:
         assert done.returncode == 2 and done.stderr.count("\n") == 1, words
 
 
+@pytest.mark.short("9")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left(lab: Lab, how: signal.Signals, tmp_path: Path) -> None:
     process = adding.start(lab, "--json", log=tmp_path / "log")

@@ -221,6 +221,9 @@ def test_skips(n):
 """
 
 
+@pytest.mark.short(
+    "alone-unit-1-1", "alone-netns-1-1", "workers-unit--0", "workers-xdp-1-1", "workers-vm-1-0"
+)
 @pytest.mark.parametrize(
     ("folder", "guard", "code"),
     [("unit", "", 0), ("unit", "1", 1), ("xdp", "1", 1), ("netns", "1", 1), ("vm", "1", 0)],

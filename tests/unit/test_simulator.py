@@ -7,8 +7,10 @@ A seed that fails names itself. To read what happened: `python -m tests.simulato
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -33,7 +35,7 @@ CHUNK = 25
 DONE = (17, 20, 17, 17, 17, 18, 19, 16, 13, 23, 22, 19, 17, 18, 18, 20, 19, 23, 20, 24)
 
 
-@pytest.mark.short("0-17", "1-20")
+@pytest.mark.short("0-17")
 @pytest.mark.parametrize(("chunk", "done"), list(enumerate(DONE)))
 def test_seeds(chunk: int, done: int) -> None:
     """So many of a chunk end well, give or take one: in the others the starter is lost, or a majority."""
@@ -103,6 +105,17 @@ def test_without_faults_everybody_counts_in_every_round() -> None:
 
 
 KINDS = ("lead kill", "kill", "lead pause", "lead isolate", "lead program", "lead hang")
+
+
+def every_other(names: Sequence[str]) -> list[ParameterSet]:
+    """Moments with kinds of faults; of the pairs each second one is long, of each moment and of each kind."""
+    return [
+        pytest.param(name, kind, marks=pytest.mark.long if (at + of) % 2 else ())
+        for at, name in enumerate(names)
+        for of, kind in enumerate(KINDS)
+    ]
+
+
 #: Moments at which not everybody has the job: the starter's death may cost it.
 EARLY = (
     *("forming", "installed", "installing", "voting", "hand-out"),
@@ -111,8 +124,7 @@ EARLY = (
 
 
 @pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", EARLY)
+@pytest.mark.parametrize(("name", "kind"), every_other(EARLY))
 def test_any_host_may_die_before_everybody_has_the_job(name: str, kind: str, nth: int) -> None:
     """Whatever comes of it is judged as in the schedules: if it is stopped nobody has the job."""
     lan, faults = job()
@@ -122,8 +134,9 @@ def test_any_host_may_die_before_everybody_has_the_job(name: str, kind: str, nth
 
 
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [name for name in MOMENTS if name not in ("forming", "hand-out")])
+@pytest.mark.parametrize(
+    ("name", "kind"), every_other([name for name in MOMENTS if name not in ("forming", "hand-out")])
+)
 def test_any_host_may_die_at_any_moment_of_the_training(name: str, kind: str, nth: int) -> None:
     """One fault among five hosts, of which one has been lost before and comes back: the job is done all the same."""
     lan, faults = training(lost=(4,))
@@ -167,8 +180,9 @@ def test_who_was_not_told_of_a_view_hears_of_it_though_its_lead_is_dead() -> Non
     ends_well(lan)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["installed", "files", "state", "training", "committed"])
+@pytest.mark.parametrize(
+    ("name", "kind"), every_other(["installed", "files", "state", "training", "committed"])
+)
 def test_who_learns_does_not_lead(name: str, kind: str) -> None:
     """Two hosts come back at once, and the lead is lost: neither of the two takes the other for one who can lead."""
     lan, faults = training(lost=(1, 2))

@@ -31,6 +31,7 @@ def run(seeds: Sequence[int]) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.short("0")
 @pytest.mark.parametrize("first", [0, 8])
 def test_seeds(first: int) -> None:
     run(range(first, first + 8))

@@ -82,6 +82,7 @@ def test_a_part_of_the_last_job_has_nothing_to_do_with_the_next(dies: bool) -> N
     assert "nobody is left who has the whole job" in lan.ended
 
 
+@pytest.mark.short("0", "2", "4", "6", "8", "10")
 @pytest.mark.parametrize("seed", range(12))
 def test_with_faults(seed: int) -> None:
     one_after_the_other(seed)

@@ -194,6 +194,7 @@ def test_it_is_said_each_time_that_a_host_comes_back() -> None:
     assert len(rounds) > 1
 
 
+@pytest.mark.short("0", "2", "3", "6")
 @pytest.mark.parametrize("seed", range(8))
 def test_seeds_in_which_fragments_do_not_pass(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedules of other faults, and for a while, or longer than the job, links that pass no full frames."""

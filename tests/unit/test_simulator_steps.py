@@ -16,6 +16,7 @@ from tests.simulator.drill import run
 pytestmark = pytest.mark.unit
 
 
+@pytest.mark.short("0")
 @pytest.mark.parametrize("first", [0, 15])
 def test_seeds(first: int) -> None:
     """Nothing but a member that leaves interrupts a step; what is saved is the state between two."""

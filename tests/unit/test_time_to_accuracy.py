@@ -342,6 +342,7 @@ def test_ddp_trains_what_the_trainer_trains(tmp_path: Path) -> None:
     assert len(set(expected)) == 4, "it learns"
 
 
+@pytest.mark.long
 def test_local_sgd_tests_the_average(tmp_path: Path) -> None:
     """Ranks that train apart from the third step on, averaged after steps 3 and 7, test one model after the ninth."""
     job_with_end(DIGITS, tmp_path, target=0.999, limit_s=600.0)

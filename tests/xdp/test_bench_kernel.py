@@ -68,6 +68,7 @@ def test_a_fragment_that_is_not_added_spoils_the_measurement() -> None:
             bench.distinct(32, 32, 1, 2, 32)
 
 
+@pytest.mark.long
 def test_rows_of_servers(checkout: Path) -> None:
     """A key costs more than nothing, and a pull less than a push; as above another program may be in the way."""
     for _ in range(3):
@@ -103,6 +104,7 @@ def test_pushes_of_the_measurement_are_all_added(width: int) -> None:
             bench.distinct("push", 8)
 
 
+@pytest.mark.long
 def test_rows_of_stripes(checkout: Path) -> None:
     """A sum costs more than a contribution, and a key more than nothing; as above another program may be in the way."""
     cases = ("contribution", "sum", "store")

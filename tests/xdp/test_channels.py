@@ -117,6 +117,7 @@ class Host:
 # ---- against the model
 
 
+@pytest.mark.short("0-2", "50-3", "100-8", "150-8")
 @pytest.mark.parametrize("channels", [2, 3, 8])
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_random_sequences(target: Target, first: int, channels: int) -> None:

@@ -31,6 +31,7 @@ def target() -> Iterator[SwitchTarget]:
     made.close()
 
 
+@pytest.mark.short("0", "100")
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_random_sequences(target: SwitchTarget, first: int) -> None:
     """Each frame is treated as the model says; every sum, and every remainder, is the same bit for bit."""

@@ -44,6 +44,7 @@ def answer(found: Outcome) -> str:
     return frame.type.name
 
 
+@pytest.mark.short("0", "100")
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_random_sequences(target: Target, first: int) -> None:
     """Each frame is treated as the model says; maps and messages are the same."""
