@@ -80,6 +80,7 @@ def test_training_that_diverges_is_told_once(cluster: Cluster, three: Network, t
     assert ended.error(5).startswith("fine-tuning, epoch 1: training diverges: a parameter is ")
 
 
+@pytest.mark.long
 def test_a_host_without_an_agent_is_named(cluster: Cluster, three: Network, tiny: Path) -> None:
     three.leave("h3")
     ended = three.finish(cluster.dbn(*words(tiny, TINY), "--reduce", "nicps"), LIMIT_S)

@@ -43,6 +43,7 @@ def test_spark_gives_the_bits_of_threads(tmp_path: Path) -> None:
     assert spark["test_error"] == without["test_error"]
 
 
+@pytest.mark.long
 def test_spark_submit_says_which_master(tmp_path: Path, checkout: Path) -> None:
     import pyspark
 
@@ -64,6 +65,7 @@ def test_spark_submit_says_which_master(tmp_path: Path, checkout: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["master"] == "local[3]"
 
 
+@pytest.mark.long
 def test_training_that_diverges_is_told_as_without_spark(tmp_path: Path) -> None:
     words = ("--master", "local[2]", "--epochs", "0", "--lr", "1e30")
     done = subprocess.run(
@@ -146,6 +148,7 @@ def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr
 
 
+@pytest.mark.long
 def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
     """As from a terminal: the whole process group gets it, in the middle of a job of Spark."""
     runs = tmp_path / "runs"
