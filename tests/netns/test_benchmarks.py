@@ -113,6 +113,7 @@ def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_allreduce_of_exchanges_and_hosts_side_by_side(checkout: Path) -> None:
     command = (
         "allreduce --hosts 2,3 --params 50000 --rounds 2 --lane i8 --exchange broadcast,stripes"

@@ -48,6 +48,7 @@ def test_more_seeds(first: int) -> None:
     run(range(first, first + CHUNK))
 
 
+@pytest.mark.short("0")
 @pytest.mark.parametrize("first", range(0, 50, CHUNK))
 def test_two_hosts_of_which_one_may_go_on_alone(first: int) -> None:
     run(range(first, first + CHUNK), hosts=2)
@@ -107,10 +108,10 @@ def test_without_faults_everybody_counts_in_every_round() -> None:
 KINDS = ("lead kill", "kill", "lead pause", "lead isolate", "lead program", "lead hang")
 
 
-def every_other(names: Sequence[str]) -> list[ParameterSet]:
-    """Moments with kinds of faults; of the pairs each second one is long, of each moment and of each kind."""
+def some_short(names: Sequence[str]) -> list[ParameterSet]:
+    """Moments with kinds of faults. A third of the pairs is short: two kinds of each moment, and each kind at a third."""
     return [
-        pytest.param(name, kind, marks=pytest.mark.long if (at + of) % 2 else ())
+        pytest.param(name, kind, marks=pytest.mark.long if (at + of) % 3 else ())
         for at, name in enumerate(names)
         for of, kind in enumerate(KINDS)
     ]
@@ -124,7 +125,7 @@ EARLY = (
 
 
 @pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize(("name", "kind"), every_other(EARLY))
+@pytest.mark.parametrize(("name", "kind"), some_short(EARLY))
 def test_any_host_may_die_before_everybody_has_the_job(name: str, kind: str, nth: int) -> None:
     """Whatever comes of it is judged as in the schedules: if it is stopped nobody has the job."""
     lan, faults = job()
@@ -135,7 +136,7 @@ def test_any_host_may_die_before_everybody_has_the_job(name: str, kind: str, nth
 
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("name", "kind"), every_other([name for name in MOMENTS if name not in ("forming", "hand-out")])
+    ("name", "kind"), some_short([name for name in MOMENTS if name not in ("forming", "hand-out")])
 )
 def test_any_host_may_die_at_any_moment_of_the_training(name: str, kind: str, nth: int) -> None:
     """One fault among five hosts, of which one has been lost before and comes back: the job is done all the same."""
@@ -181,7 +182,7 @@ def test_who_was_not_told_of_a_view_hears_of_it_though_its_lead_is_dead() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), every_other(["installed", "files", "state", "training", "committed"])
+    ("name", "kind"), some_short(["installed", "files", "state", "training", "committed"])
 )
 def test_who_learns_does_not_lead(name: str, kind: str) -> None:
     """Two hosts come back at once, and the lead is lost: neither of the two takes the other for one who can lead."""
@@ -240,6 +241,7 @@ def test_who_differs_again_and_again_comes_back_less_and_less(number: int) -> No
     assert len(returns) == 6 and returns[-1] < counted + 5.0, "no wait but for the restart"
 
 
+@pytest.mark.long
 def test_64_hosts_of_which_two_die() -> None:
     lan, faults = job(hosts=64, rounds=3, fragments=2, records=0)
     faults.at_moment("committed", 64 * 4, "kill")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 CHUNK = 25
 
 
-@pytest.mark.short("0", "2")
+@pytest.mark.short("0")
 @pytest.mark.parametrize("chunk", range(4))
 def test_seeds(chunk: int) -> None:
     """In the others the starter is lost, or a majority, or nobody is left who has the parameters."""

@@ -185,7 +185,7 @@ def test_rounds_close_at_the_quorum(tmp_path: Path) -> None:
 
 
 def test_a_round_that_closed_is_dropped(tmp_path: Path) -> None:
-    settings = {"quorum": 0.75, "microbatch_seconds": 0.003, "slow.h4": 40, "rounds": 10}
+    settings = {"quorum": 0.75, "microbatch_seconds": 0.003, "slow.h4": 120, "rounds": 10}
     outcome = run_job(DIGITS, tmp_path, batch=400, **settings)
     train = [line for line in checked(outcome)[3] if line["phase"] == "train"]
     assert sum("4" not in line["counted"] for line in train) >= 5

@@ -232,7 +232,7 @@ def test_an_image_is_what_was_compiled(no_compiler: Callable[[], None]) -> None:
     compiled.close()
 
 
-@pytest.mark.short("cut", "other")
+@pytest.mark.short("cut")
 @pytest.mark.parametrize("damage", ["cut", "emptied", "other", "refused"])
 def test_a_damaged_image_is_made_again(tmp_path: Path, image_folder: Path, damage: str) -> None:
     source = write(tmp_path, GOOD)

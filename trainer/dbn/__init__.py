@@ -9,7 +9,8 @@ vectors.py       parameters as one vector; exact means of vectors
 work.py          what a worker does with a piece of work: a pure function
 reduce.py        what a reducer is: an epoch, of one mean or several
 reduce_local.py  the workers as threads of this process
-cluster.py       a cluster of Apache Spark: how it is reached, what it says
+managers.py      who manages a cluster of Apache Spark, and whether it can be reached
+cluster.py       such a cluster: how an application begins and ends on it, what it says
 reduce_spark.py  the workers as tasks of Spark, whose driver adds
 reduce_nicps.py  the same, with the kernels of the executors' hosts that add
 master.py        the master: layer by layer, then the classifier

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,21 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nicps.errors import EnvironmentProblem, NetworkProblem, UsageProblem, explain
+from nicps.errors import EnvironmentProblem, NetworkProblem, explain
 from nicps.extras import require_extra
 from nicps.programs import find_program, require_programs
+from trainer.dbn.managers import LOCAL, check_master
 from trainer.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 OLDEST_JAVA = 17  # Spark 4 needs it
-ANSWER_S = 5.0  # for a master to take a connection
 EXECUTORS_S = 60.0  # for the first executor to come, and for another one when none is left
 LOOK_S = 2.0  # between two looks whether there are executors
-LOCAL = re.compile(r"local\[(\*|[1-9]\d*)(,\s*\d+)?\]")
 RAISED = re.compile(r"(\w+\.)+[A-Z]\w*: |\w*(Error|Exception|Interrupt): ")
-FORMS = "local (without Spark), local[N], local[*], spark://HOST:PORT or yarn"
 
 
 def failure(error: Exception) -> Exception:
@@ -62,7 +59,7 @@ def connect(master: str | None) -> SparkContext:
     Raises:
         UsageProblem: the master's name has another form.
         EnvironmentProblem: Java, pyspark or YARN's configuration is missing.
-        NetworkProblem: no master answers, or it gives no executor.
+        NetworkProblem: no manager answers, or it gives no executor.
     """
     here = None if master is None else check_master(master)
     require_extra("pyspark")
@@ -123,38 +120,6 @@ def disconnect(context: SparkContext) -> None:
     with contextlib.suppress(Exception):  # it may have stopped by itself
         context.setLogLevel("OFF")
     context.stop()
-
-
-def check_master(master: str) -> str | None:
-    """Refuse a master that cannot be reached, before Spark tries for a minute.
-
-    Returns:
-        This host's address on the network of a standalone master, where executors reach the driver.
-
-    Raises:
-        UsageProblem, EnvironmentProblem, NetworkProblem: as `connect` says.
-    """
-    if LOCAL.fullmatch(master):
-        return None
-    if master == "yarn":
-        if not any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")):
-            raise EnvironmentProblem(
-                "--master yarn needs YARN's configuration: name its folder in HADOOP_CONF_DIR or YARN_CONF_DIR"
-            )
-        return None
-    places = re.findall(r"(?:^spark://|,)(\[[^\]]+\]|[^:,/\[\]]+):(\d{1,5})(?=,|$)", master)
-    if not places or master != "spark://" + ",".join(f"{host}:{port}" for host, port in places):
-        raise UsageProblem(f"--master must be {FORMS}, not {master!r}")
-    reasons = []
-    for host, port in places:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S) as connection:
-                return str(connection.getsockname()[0])
-        except (OSError, OverflowError) as error:
-            reasons.append(f"{host}:{port} ({getattr(error, 'strerror', None) or error})")
-    raise NetworkProblem(
-        f"no Spark master answers at {', '.join(reasons)}: start it, or name another with --master"
-    )
 
 
 def check_java() -> None:
