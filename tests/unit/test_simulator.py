@@ -109,7 +109,7 @@ KINDS = ("lead kill", "kill", "lead pause", "lead isolate", "lead program", "lea
 
 
 def some_short(names: Sequence[str]) -> list[ParameterSet]:
-    """Moments with kinds of faults. A third of the pairs is short: two kinds of each moment, and each kind at a third."""
+    """Moments with kinds of faults. A third of the pairs is short: two kinds of each moment, all kinds in all."""
     return [
         pytest.param(name, kind, marks=pytest.mark.long if (at + of) % 3 else ())
         for at, name in enumerate(names)
