@@ -46,6 +46,9 @@ _OPERATIONS = {
 _ProcessGroup: Any = dist.ProcessGroup
 _Tensors = Sequence[torch.Tensor]
 T = TypeVar("T")
+#: Of the bucket that DDP exchanges first, unless the script says `bucket_cap_mb`. PyTorch's 1 MiB makes two rounds of a
+#: small model's gradients, and a round takes some milliseconds however small it is.
+FIRST_BUCKET_BYTES = 4 << 20
 
 
 class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
@@ -73,6 +76,7 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
             if tcp.refusal:
                 raise UsageProblem(f"nicps has no subgroups without TCP: {tcp.refusal}")
             return tcp.gloo(store, rank, size, timeout, lazy=False)
+        dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
         group, tcp = join.take(rank, size, timeout)
         gloo = None if tcp.refusal else tcp.gloo(store, rank, size, timeout, lazy=True)
         return cls(group, tcp, gloo)

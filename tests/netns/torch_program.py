@@ -208,6 +208,14 @@ def train(dies: int | None = None) -> None:
     )
 
 
+def buckets() -> int:
+    """Into how many DDP deals a million gradients once it has seen a step: 4 MB."""
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(500, 500) for _ in range(4))))
+    for _ in range(2):
+        model(torch.ones(1, 500)).sum().backward()
+    return len(model.reducer._get_zeros_like_grad_buckets())
+
+
 def main(what: str) -> int:
     """Join, and run that part."""
     torch.set_num_threads(1)
@@ -228,6 +236,8 @@ def main(what: str) -> int:
         regroups()
     else:
         train(2 if what == "dies" else None)
+        if what == "train":
+            say(buckets=buckets())
     dist.destroy_process_group()
     say(done=True)
     return 0
