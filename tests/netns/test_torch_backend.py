@@ -109,7 +109,9 @@ def test_ddp_trains_the_same_weights_everywhere(three: Network) -> None:
     assert codes == [0, 0, 0]
     assert len({lines[1]["weights"] for lines in said}) == 1
     assert all(lines[1]["lost"] == [] for lines in said)
-    assert all(lines[2] == {"buckets": 1} for lines in said), "one round for a small model's gradients"
+    assert all(lines[2] == {"buckets": 1} for lines in said), (
+        "one round for a small model's gradients"
+    )
 
 
 def test_ddp_goes_on_without_a_rank_that_is_killed(three: Network) -> None:
