@@ -10,7 +10,7 @@ rounding leaves over is kept only where the gradient was counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ PAYLOAD_BITS = 1440 * 8
 # The largest magnitude that a lane takes and a float32 can name, and the largest shift, by the lanes' bits.
 LARGEST = {32: 2.0**31 - 2.0**7, 16: 2.0**15 - 1, 8: 2.0**7 - 1}
 MOST_SHIFT = {32: 26, 16: 42, 8: 50}
+#: Those whose numbers these are.
+EXCHANGES = ("broadcast", "switch")
 
 F32 = npt.NDArray[np.float32]
 #: What `numpy.load` gives of a member's ROUND.npz.
@@ -66,7 +68,11 @@ class Member:
         return whole, left
 
 
-def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
+def check(
+    width: int,
+    rounds: Mapping[int, Mapping[int, Saved]],
+    lives: MutableMapping[tuple[int, str], Any] | None = None,
+) -> int:
     """Compare every member's saved totals with the sum of what was counted; how many gradients were.
 
     Args:
@@ -74,11 +80,13 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
         rounds: what the members saved, by round and member number, all of one run and all its rounds. Of who died
             in a round, and of a round that was not committed, there may be the contributions only. A member's "life"
             ends where it forgets its rounding error.
+        lives: of members whose rounding errors go on from rounds of other exchanges; they are changed.
 
     Raises:
-        AssertionError: a total differs in any bit, or members disagree on what was counted.
+        AssertionError: a total differs in any bit, members disagree on what was counted, or a round is of another
+            exchange.
     """
-    members: dict[tuple[int, str], Member] = {}
+    members = {} if lives is None else lives
     gradients = 0
     for round_, saved in sorted(rounds.items()):
         sums = {number: own for number, own in saved.items() if "total" in own}
@@ -91,6 +99,8 @@ def check(width: int, rounds: Mapping[int, Mapping[int, Saved]]) -> int:
             assert own["counted"].tolist() == counted, (round_, number)
             assert (int(own["unit"]), int(own["members"])) == (unit, switched), (round_, number)
             assert int(own["n"]) == sum(samples for _, samples in counted)
+            if "exchange" in own:
+                assert str(own["exchange"]) in EXCHANGES, (round_, str(own["exchange"]), counted)
         total = np.zeros(len(first["total"]), np.int64)
         for number, samples in counted:
             own = saved[number]

@@ -11,7 +11,7 @@ Imports nothing of the product. Its numbers are those of `tests/striped_referenc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +124,7 @@ def check(
     width: int,
     rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[int, Saved]]],
     boots: Mapping[int, int] | None = None,
+    lives: MutableMapping[tuple[int, str], Any] | None = None,
 ) -> int:
     """Compare every member's totals with what was counted, and so what rounding has left over of the rounds before.
 
@@ -133,6 +134,7 @@ def check(
             in a round, and of one that was not committed, there may be the offers only. A "life" ends where a member
             forgets what rounding has left over.
         boots: of a Linux switch, by view: in one boot it loses nothing. None: no round may be of a switch.
+        lives: of members whose rounding errors go on from rounds of other exchanges; they are changed.
 
     Returns:
         How many gradients were counted.
@@ -141,11 +143,12 @@ def check(
         AssertionError: a total differs in any bit, members disagree on how it was made, or the unit is not that of the
             contributions.
     """
-    lives: dict[tuple[int, str], Member] = {}
+    members = {} if lives is None else lives
 
     def life(number: int, saved: Saved, lanes: int) -> Member:
         fresh = Member(width, np.zeros(lanes, np.float32))
-        return lives.setdefault((number, str(saved["life"])), fresh)
+        found: Member = members.setdefault((number, str(saved["life"])), fresh)
+        return found
 
     gradients = 0
     at_switch: tuple[int, int, Sums] | None = None  # round, view and sums whose remainders it has

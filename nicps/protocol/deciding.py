@@ -145,7 +145,11 @@ class Decisions:
         # The rounds that it names may be those of the phase to come, which is in force at the lead already.
         if ring is None or self._rings.coming is not None:
             return [acknowledged]
-        return [acknowledged, *ring.catch_up(phase.opened)]
+        caught_up = ring.catch_up(phase.opened)
+        if phase.kind is wire.PhaseKind.STOP:
+            # Nobody waits for its turn. But the lead is past the round that is whole here: all members have it.
+            caught_up += ring.settle((frame.header.round,))
+        return [acknowledged, *caught_up]
 
     def acknowledge_again(self, number: int) -> Steps:
         """A late repeat of the end: this host stands by already."""

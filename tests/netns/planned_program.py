@@ -107,7 +107,14 @@ def main(folder: Path) -> None:
 def hold(folder: Path, session: Session, step: int, part: str, flows: Flows) -> None:
     """Wait as long as the file says so; it is held once what it has offered is committed."""
     file, held = folder / "hold", folder / "held"
-    while file.exists() and file.read_text() == f"{session.name} {part} {step}":
+
+    def said() -> str:
+        try:
+            return file.read_text()
+        except FileNotFoundError:  # it may go at any time
+            return ""
+
+    while said() == f"{session.name} {part} {step}":
         if flows.settled and not held.exists():
             held.touch()
         session.alive()

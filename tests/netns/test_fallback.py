@@ -17,9 +17,18 @@ from nicps.wire import FrameType
 from tests import reference
 from tests.netns.labs import ROOT
 from tests.netns.members import LIGHT, Network, tiny_job
+from tests.netns.scenes import Drill, Stage
 
 HOSTS = 3
 REFUSED = [sys.executable, str(ROOT / "tests" / "netns" / "refused_stripes.py")]
+#: No host is taken for silent, however busy the machine is: without h3 the others would train in stripes.
+PATIENT = ("--silence", "20")
+
+
+def none_evicted(network: Network) -> None:
+    """All hosts have been in all views."""
+    logs = {host: network.log(host) for host in network.names}
+    assert not any("not in it: " in log or "standing by: " in log for log in logs.values()), logs
 
 
 def lose_sums(lab: Lab) -> None:
@@ -48,15 +57,15 @@ def test_a_network_that_cannot_do_stripes(lose: Callable[[Lab], None]) -> None:
         assert run.result["weights_identical"] is True
         said = [event.message for event in run.events if isinstance(event, Warned)]
         assert any("the sums of stripes do not come: every host adds for itself" in s for s in said)
+        none_evicted(network)
         assert reference.check(16, run.gradients()) == 3 * HOSTS
-        assert not any("evicted" in network.log(f"h{k}") for k in range(1, HOSTS + 1))
 
 
 @pytest.mark.short("h3")
 @pytest.mark.parametrize("refusing", ["h1", "h3"])
 def test_a_kernel_that_refuses_the_program_of_stripes(refusing: str) -> None:
     """The lead's, or another host's; it is reported once."""
-    with Network(HOSTS, program=LIGHT) as network:
+    with Network(HOSTS, program=LIGHT, arguments=PATIENT) as network:
         network.lab.up()
         for host in network.names:
             network.join(host, wrap=REFUSED if host == refusing else ())
@@ -67,5 +76,17 @@ def test_a_kernel_that_refuses_the_program_of_stripes(refusing: str) -> None:
         said = [event.message for event in run.events if isinstance(event, Warned)]
         (text,) = [s for s in said if "every host adds for itself" in s]
         assert text.startswith(f"{refusing}: the kernel refuses nicps_stripes of nicps.c: "), text
+        none_evicted(network)
         assert reference.check(16, run.gradients()) == 3 * HOSTS
-        assert not any("evicted" in network.log(host) for host in network.names)
+
+
+def test_what_rounding_has_left_over_goes_on_in_the_next_exchange() -> None:
+    """Two hosts train in stripes. Then one is admitted whose kernel refuses the program: every host adds for itself."""
+    with Drill(Stage(3, away={"h3"}), settings={"admit": True, "exchange": "auto"}) as drill:
+        stage = drill.stage
+        drill.begin()
+        stage.away.clear()
+        stage.join("h3", wrap=REFUSED)
+        drill.all_train()
+        drill.end()
+        assert drill.made["stripes"] >= 6 and drill.made["broadcast"] >= 9, drill.made

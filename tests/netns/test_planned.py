@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,11 +125,23 @@ def test_another_plan(network: Planned) -> None:
     assert rows[REPLANNED] > rows[REPLANNED - 1] + 2
 
 
-def results(network: Network) -> list[Path]:
-    """Of the jobs, wherever they have ended."""
-    return [
-        path for host in network.names for path in network.place(host, "runs").glob("*/result.json")
-    ]
+def result_of(network: Network) -> dict[str, Any]:
+    """Of the job, wherever it has ended well; all logs of agents and programs if it does not."""
+
+    def found() -> list[Path]:
+        runs = (network.place(host, "runs") for host in network.names)
+        stopped = [host for host in network.names if "job stopped: " in network.log(host)]
+        assert not stopped, stopped
+        return [path for run in runs for path in run.glob("*/result.json")]
+
+    try:
+        result = json.loads(until(found, "the result")[0].read_text())
+    except AssertionError as error:
+        logs = [network.log(host) for host in network.names]
+        logs += [path.read_text() for path in network.folder.glob("**/trainer.log")]
+        raise AssertionError("\n".join([str(error), *logs])) from None
+    assert isinstance(result, dict)
+    return result
 
 
 @pytest.mark.short("h3-")
@@ -154,8 +167,7 @@ def test_a_host_is_lost_between_two_commits_of_a_step(network: Planned, lost: st
 
         until(is_gone, f"the others go on without {lost}")
         (network.kept / "hold").unlink()
-        until(lambda: results(network), "the result")
-    result = json.loads(results(network)[0].read_text())
+        result = result_of(network)
     assert result["rounds"] == steps and result["weights_identical"]
     reference, rest = Reference(8), {*numbers.values()} - {numbers[lost]}
     for step in range(1, steps + 1):

@@ -190,6 +190,10 @@ def goes_on_alike(two: Network, job: Path, run: str, exchange: str) -> None:
     checkpoint = two.place("h1", "runs") / run / "checkpoint" / "checkpoint.npz"
     with np.load(checkpoint) as saved:
         trained = json.loads(saved["state.json"])["progress"]["round"]
+    said = {host: len(two.log(host)) for host in two.names}
     found = resumed(two, run, trained, trained + 3)
+    for host in two.names:
+        log = two.log(host)[said[host] :]
+        assert "begin at zero" not in log, (host, trained, head(kept(two, run, host)), log)
     straight = weights(two.train(job, exchange=exchange, rounds=trained + 3, **SETTINGS))
     assert found == {at: straight[at] for at in range(trained + 1, trained + 4)}
