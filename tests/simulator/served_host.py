@@ -425,7 +425,9 @@ class ServedHost(Host):
         if filled_from:
             mac = self.node.view.members[filled_from - 1].mac
             source = next(host for host in lan.hosts if host.mac == mac)
-            if source.dead:
+            if (
+                source.dead or source.node.view.number != self.node.view.number
+            ):  # perhaps started anew
                 self.later(_FILL_S, lambda: self._fill(phase, part))
                 return
             lan.checks.served.fills(self, source)

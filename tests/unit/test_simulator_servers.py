@@ -49,6 +49,11 @@ def test_what_a_killed_worker_has_saved_is_the_jobs_result() -> None:
     assert schedules.run(701394, None, Exchange.SERVERS).what == "done"
 
 
+def test_a_worker_that_is_started_anew_fills_no_part() -> None:
+    """Another host is to serve, filled out of its store, when it is killed and started anew with nothing in it."""
+    assert schedules.run(720000, None, Exchange.SERVERS).what == "stopped"
+
+
 def saves_nothing(patch: pytest.MonkeyPatch) -> None:
     """FINISH is acknowledged, and no file is written."""
     patch.setattr(ServedHost, "_save", lambda self: None)
