@@ -156,8 +156,7 @@ class Ring(RingParts):
         if token is None or sender == self.number or (round_ > self.round and not early):
             return []
         wanted = frame.header.flags & wire.Flag.TOKEN_WANTED
-        if sender == token.owner and not wanted:
-            # The holder lives, though it has nothing to forward yet. A member that wants the token has not got it.
+        if sender == token.owner and self._is_beacon(frame):
             self._detector.hear_beacon(now)
         if frame.header.flags & (wire.Flag.COMPLETE | wire.Flag.OFFERED):
             heard = self._announcer.hear(now, frame)
@@ -175,6 +174,14 @@ class Ring(RingParts):
             token.idle = 0
             return steps + self._forward_to(now, sender)
         return steps + self._act_or_want(now)
+
+    def _is_beacon(self, frame: wire.Frame) -> bool:
+        """Whether the token's owner says that it has the token, and nothing to forward yet.
+
+        A WANT with a flag or an entry shows that its sender lives, and not that it has the token. An owner that has
+        not received the token repeats offers and reports without end.
+        """
+        return not frame.header.flags and not any(frame.items)
 
     def _settle(self, now: float) -> Steps:
         """Offer, mark, close and commit without the token. Who has it in hand commits by it."""

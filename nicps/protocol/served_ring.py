@@ -95,6 +95,10 @@ class ServedRing(Ring):
         """As in other rings; and say again what has been read, where GO has not been heard."""
         return super().tick(now) + self._served.tick(now)
 
+    def _is_beacon(self, frame: wire.Frame) -> bool:
+        """No WANT is one: workers repeat what they have read, and no holder waits until its fragments are sent."""
+        return False
+
     def _settle(self, now: float) -> Steps:
         return self._served.settle(now) + super()._settle(now)
 

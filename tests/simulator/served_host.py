@@ -349,6 +349,7 @@ class ServedHost(Host):
             self._offer_test(phase)
         elif phase.kind is wire.PhaseKind.FINISH:
             self.finishing = True
+            self._save()
             self._prepared(phase)
         else:
             self._prepared(phase)
@@ -361,12 +362,23 @@ class ServedHost(Host):
     def _end(self, phase: Phase) -> None:
         ok = phase.settings["ok"]
         self.note(f"JOB OVER {phase.settings['message']}")
-        if ok and self.process is not None and self._works:
-            self.result = self.trained, repr([sorted(c) for c in self.process.state])
-        elif ok and self.servers.part is not None:
-            self.result = self._served_result(self.servers.part)
+        self.result = self._state() if ok else None
         self.job_over = phase.settings["message"] or "well"
         self.lan.over(self, phase.settings["message"], ok)
+
+    def _save(self) -> None:
+        """What it has is on its disk from now on. An earlier end that was not agreed on is none: more was trained."""
+        for host in self.lan.hosts:
+            if host.on_disk is not None and host.on_disk[0] < self.trained:
+                host.on_disk = None
+        self.on_disk = self._state() or self.on_disk
+
+    def _state(self) -> tuple[int, str] | None:
+        """How many rounds are trained, and all parameters, where it has them."""
+        if self.process is not None and self._works:
+            return self.trained, repr([sorted(c) for c in self.process.state])
+        part = self.servers.part
+        return self._served_result(part) if part is not None else None
 
     def _served_result(self, part: Part) -> tuple[int, str] | None:
         """Of a server that has all parts. Of several each pulls the others' parts, which the model does not do."""
@@ -413,7 +425,9 @@ class ServedHost(Host):
         if filled_from:
             mac = self.node.view.members[filled_from - 1].mac
             source = next(host for host in lan.hosts if host.mac == mac)
-            if source.dead:
+            if (
+                source.dead or source.node.view.number != self.node.view.number
+            ):  # perhaps started anew
                 self.later(_FILL_S, lambda: self._fill(phase, part))
                 return
             lan.checks.served.fills(self, source)

@@ -15,7 +15,7 @@ from nicps.protocol.carried import Carried, Offer, Pending
 from nicps.protocol.exchange.servers import Begun
 from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.served_ring import ServedRing
-from nicps.protocol.signals import Steps
+from nicps.protocol.signals import Silent, Steps
 from nicps.protocol.token import Line, TokenState
 from tests.served_kernel import ROUND, VIEW, ServedKernel, phase_of
 
@@ -231,6 +231,20 @@ def test_a_question_for_the_token_draws_no_other() -> None:
     assert asked == [(NEXT, wire.Flag.TOKEN_WANTED, ROUND)]
     for number in (1, 3, 4):
         assert not wants(ring.on_want(START, said(number, wire.Flag.TOKEN_WANTED)))
+
+
+@pytest.mark.parametrize("flags", [0, GOES_ON, OFFERED, COMPLETE])
+def test_what_a_member_repeats_does_not_hide_that_the_token_is_lost(flags: int) -> None:
+    """Member 3 owns it, and has not received it: the lead that sent it is dead, and gives no GO."""
+    ring, _ = worker()
+    lost = replace(TokenState.of(token(6)), owner=3)
+    ring.on_token(START, lost.frame(VIEW.header(1, NEXT)))
+    found = []
+    for step in range(200):
+        now = START + step * 0.01
+        ring.on_want(now, said(3, flags))
+        found += [one.number for one in ring.tick(now) if isinstance(one, Silent)]
+    assert found == [3]
 
 
 # ---- the lead

@@ -16,6 +16,7 @@ from nicps.protocol.served_ring import ServedRing
 from tests.simulator import partners, schedules, served_schedules, servers
 from tests.simulator.drill import run
 from tests.simulator.schedules import Violation
+from tests.simulator.served_host import ServedHost
 from tests.simulator.servers import Home, Part, ServedFrame, ServersKernel
 
 pytestmark = pytest.mark.unit
@@ -35,6 +36,28 @@ def test_seeds(chunk: int) -> None:
 @pytest.mark.parametrize("first", range(10_000, 12_000, 50))
 def test_more_seeds(first: int) -> None:
     run(range(first, first + 50), exchange=Exchange.SERVERS)
+
+
+def test_a_token_whose_sender_dies_before_its_owner_has_it() -> None:
+    """The server h1 passes the token to h3, which is cut off, and is started anew. h4 has heard the token, and takes h3
+    for its holder; h2 and h3 have not, and take h4 for it. Both repeat their offers: R17 finds the loss all the same.
+    """
+    assert schedules.run(701815, None, Exchange.SERVERS).what == "done"
+
+
+def test_what_a_killed_worker_has_saved_is_the_jobs_result() -> None:
+    """FINISH makes each save. The only worker is killed as STOP comes; of two servers neither has all parameters."""
+    assert schedules.run(701394, None, Exchange.SERVERS).what == "done"
+
+
+def test_a_worker_that_is_started_anew_fills_no_part() -> None:
+    """Another host is to serve, filled out of its store, when it is killed and started anew with nothing in it."""
+    assert schedules.run(720000, None, Exchange.SERVERS).what == "stopped"
+
+
+def saves_nothing(patch: pytest.MonkeyPatch) -> None:
+    """FINISH is acknowledged, and no file is written."""
+    patch.setattr(ServedHost, "_save", lambda self: None)
 
 
 def goes_on_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -101,6 +124,7 @@ def run_all(seeds: range) -> None:
         (adds_what_is_dropped, range(6), "7: "),
         (forgets_what_is_begun, range(30), "the job has not ended"),
         (passes_on_what_is_old, range(30), "11: "),
+        (saves_nothing, range(701394, 701395), "the job ended too early"),
     ],
 )
 def test_a_mistake_is_found(

@@ -91,6 +91,36 @@ def test_who_does_not_get_frames_or_whose_reach_nobody_is_evicted(
     assert {1, 2, 3, 4} - set.intersection(*live) == {at_fault + 1}
 
 
+def test_a_token_is_lost_with_the_member_that_has_passed_it_on() -> None:
+    """The token is parked at h1 and goes round. h2, the next, passes it to h3, which is cut off from both, and dies.
+    So h1 takes h3 for the holder, h3 and h4 take h1 for it, and all three repeat their offers.
+    """
+    lan = job(4, compute_s=0.05)
+    h1, h2, h3, h4 = lan.hosts
+    h2.slowness = 20.0
+    lan.trouble(3.0)
+
+    def owner_at(host: Host) -> int:
+        ring = host.node.ring
+        return ring.token.owner if ring is not None and ring.token is not None else 0
+
+    def is_parked() -> bool:
+        rings = [host.node.ring for host in lan.hosts]
+        parked = all(ring is not None and ring.parked for ring in rings)
+        offers = rings[0] is not None and rings[0].offered == {1, 3, 4}
+        return parked and offers and {owner_at(host) for host in lan.hosts} == {1}
+
+    assert lan.run(is_parked, 3.0)
+    assert [host.node.number for host in lan.hosts] == [1, 2, 3, 4]
+    lan.cut([frozenset({0, 1}), frozenset({2, 3})])
+    assert lan.run(lambda: owner_at(h1) == 3, lan.now + 0.2)
+    assert owner_at(h3) == owner_at(h4) == 1
+    h2.kill()
+    lan.cut([])
+    assert lan.run(lambda: h1.node.view.number > 1, lan.now + 3.0)
+    assert schedules.finish(lan).what == "done"
+
+
 @pytest.mark.parametrize(("unicast", "mute"), [(False, ()), (True, (2,)), (True, range(4))])
 def test_a_network_that_cannot_do_stripes(unicast: bool, mute: Collection[int]) -> None:
     """Frames to one host do not arrive, or those of XDP programs. Nobody is evicted; every host adds for itself."""

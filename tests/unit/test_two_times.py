@@ -114,3 +114,25 @@ def test_a_beacon_of_the_holder_counts_in_any_exchange() -> None:
         header = wire.Header(view=1, round=1, sender=2)
         made.on_want(now, wire.Frame(header, wire.Want(0, 0)))
         assert not any(isinstance(s, Silent) for s in made.tick(now + 0.05))
+
+
+@pytest.mark.parametrize(
+    ("flags", "lacks"),
+    [
+        (wire.Flag.OFFERED, ()),
+        (wire.Flag.COMPLETE, ()),
+        (wire.Flag.TOKEN_WANTED, ()),
+        (0, (wire.Lack(8, 3),)),
+    ],
+)
+def test_what_an_owner_repeats_does_not_hide_that_the_token_is_lost(
+    flags: int, lacks: tuple[wire.Lack, ...]
+) -> None:
+    """The token has never come to it, and the member that sent it is dead."""
+    made, found = ring(OVERTAKING), list[int]()
+    for step in range(70):
+        now = START + step * 0.01
+        header = wire.Header(view=1, round=1, sender=2, flags=flags)
+        made.on_want(now, wire.Frame(header, wire.Want(0, 0, lacks=len(lacks)), (lacks,)))
+        found += [one.number for one in made.tick(now) if isinstance(one, Silent)]
+    assert found == [2]
