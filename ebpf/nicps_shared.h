@@ -23,7 +23,7 @@
 
 #define NICPS_TAIL_PARTS \
 	16 /* for a round's last sums the agent is told so many times as often */
-#define NICPS_TAIL_CLOCK 4 /* but not after fewer sums than this */
+#define NICPS_TAIL_CLOCK 8 /* but not after fewer sums than this */
 
 #define NICPS_ROOM_EXCHANGE 0 /* place in nicps_rooms */
 
