@@ -22,7 +22,13 @@ from matplotlib import pyplot
 from nicps.errors import EnvironmentProblem, NicpsError, UsageProblem
 from nicps.rates import format_rate
 
-_STYLES = {"broadcast": ":", "stripes": "-", "switch": "--", "linux-switch": "--", "gloo": "-."}  # of exchanges
+_STYLES = {
+    "broadcast": ":",
+    "stripes": "-",
+    "switch": "--",
+    "linux-switch": "--",
+    "gloo": "-.",
+}
 _COLORS = {
     "i32": "tab:blue",
     "i16": "tab:green",
