@@ -119,6 +119,9 @@ def draw(rows: Sequence[Row], out: Path) -> None:
     figure.tight_layout()
     try:
         figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+        if out.suffix == ".svg":
+            head, rest = out.read_text().split("\n", 1)
+            out.write_text(f"{head}\n<!-- SPDX-License-Identifier: Apache-2.0 -->\n{rest}")
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot write {out}: {error}") from None
 
