@@ -113,5 +113,7 @@ def check(
         expected = (total.astype(np.float64) * 2.0**unit).astype(np.float32)
         for number, own in sums.items():
             differs = own["total"].view(np.uint32) != expected.view(np.uint32)
-            assert not differs.any(), (round_, number, np.flatnonzero(differs)[:8])
+            at = np.flatnonzero(differs)
+            sizes = own["total"][at[:4]].tolist(), expected[at[:4]].tolist()
+            assert not len(at), (round_, number, counted, unit, len(at), at[:8].tolist(), sizes)
     return gradients
