@@ -28,7 +28,7 @@ def share_of(frames: int) -> int:
 
 def overtaken(window: int) -> int:
     """How many of a window must have come after one until that counts as lost."""
-    return min(OVERTAKE, window // 2)
+    return max(OVERTAKE, window)
 
 
 class RoundTrip:
