@@ -290,9 +290,12 @@ class StripesExchanger(Exchanger):
         return [stripe.take(now, count)]
 
     def _ask_for(self, now: float, stripe: Window) -> list[tuple[int, int]]:
-        """The sums to ask for."""
-        overtake = windows.overtaken(self._window)
-        return stripe.find_lost(now, self._round_trip, overtake, self._missing)
+        """The sums to ask for.
+
+        The window that the agent sends waits in the host's queue. What the kernel sends by XDP_TX, as sums come, does
+        not: so nearly a window may overtake one that is not lost.
+        """
+        return stripe.find_lost(now, self._round_trip, self._window - 1, self._missing)
 
     def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""

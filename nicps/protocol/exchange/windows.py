@@ -9,8 +9,7 @@ from dataclasses import dataclass
 #: Frames that a switch port's queue is sure to hold: 256 KB.
 QUEUE = 170
 LEAST_WINDOW = 8
-#: So many that come, or half a window, may overtake one before that counts as lost: the ways that kernels send by
-#: overtake each other.
+#: So many that come, or half a window, may overtake one before that counts as lost, where the agent sends all.
 OVERTAKE = 16
 #: Fragments that are asked for where none of a window comes, and ranges in one go where some are lost.
 PROBES = 4
@@ -28,7 +27,7 @@ def share_of(frames: int) -> int:
 
 def overtaken(window: int) -> int:
     """How many of a window must have come after one until that counts as lost."""
-    return max(OVERTAKE, window)
+    return min(OVERTAKE, window // 2)
 
 
 class RoundTrip:
