@@ -268,7 +268,9 @@ def test_sums_that_many_have_overtaken_are_asked_for_once_until_a_while_has_pass
     part.on_token(0.0, closed(1, 2, 4))
     lost = {2003, 2004, 2040}
     kernel.sums |= set(range(2000, 2000 + WINDOW)) - lost
-    assert kind(only(part.advance(0.001))) == wire.FrameType.CONTRIBUTION, "they may be on their way"
+    assert kind(only(part.advance(0.001))) == wire.FrameType.CONTRIBUTION, (
+        "they may be on their way"
+    )
     kernel.next_[4] = 2005 + WINDOW  # the kernel's own, which wait in no queue of the host
     kernel.sums |= set(range(2000, 2005 + WINDOW)) - lost
     actions = part.advance(0.001)
