@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
@@ -24,6 +25,8 @@ from nicps.layout import layout
 
 #: The programs that take frames of stripes and of servers, once one of them is loaded.
 _STRIPES, _SERVERS = "nicps_stripes", "nicps_servers"
+#: Slots of a channel's ring: more than its window.
+_CHANNEL_FRAMES = 128
 #: What a host that serves and trains runs for its own part.
 _OWN = "nicps_serve_own"
 
@@ -107,6 +110,7 @@ class DataPlane:
         self.keyed = keyed
         self.iface = iface
         self._ifindex = interface.index
+        self._interface, self._frames = interface, (ethertype, destination)
         self.mac = interface.mac
         _log.info("XDP program on %s in %s mode", iface, self.mode)
 
@@ -125,6 +129,15 @@ class DataPlane:
         """Take the program off the interface and close everything; a second call does nothing."""
         with self._opening:
             self._undo.close()
+
+    def open_ring(self, urgency: int) -> TxRing:
+        """One more ring, for frames of that urgency; the caller closes it.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        interface = replace(self._interface, name=current_name(self._ifindex, self.iface))
+        return TxRing(interface, *self._frames, _CHANNEL_FRAMES, htb.of_urgency(urgency))
 
     def open_stripes(self) -> None:
         """From now on take frames of stripes, if the view has aggregators; before, they are dropped as `mode`.

@@ -75,7 +75,7 @@ class TxRing:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._epoll = select.epoll()
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
+            self.set_priority(priority)
             self._map(interface, destination + interface.mac + struct.pack(">H", ethertype))
         except BaseException:
             self.close()
@@ -103,6 +103,10 @@ class TxRing:
         self._frames[:, :ETHERNET_BYTES] = np.frombuffer(head, np.uint8)
         self._destination = self._frames[0, :_MAC_BYTES].copy()
         self._epoll.register(self._socket.fileno(), select.EPOLLOUT | select.EPOLLET)
+
+    def set_priority(self, priority: int) -> None:
+        """SO_PRIORITY of the frames from now on."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
 
     def fileno(self) -> int:
         """Readable when there is room again; `free` takes the event away."""
