@@ -82,6 +82,7 @@ class Agent:
                     ethertype=settings.ethertype,
                     destination=settings.destination,
                     keyed=self._keys.keyed,
+                    tagged=settings.tagged,
                     shape_bps=settings.shape_bps,
                 )
             )

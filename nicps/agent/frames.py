@@ -16,7 +16,7 @@ from nicps.agent.sender import BATCH, Sender, Source
 from nicps.agent.served_frames import Questions, ServedLanes
 from nicps.agent.served_room import ServedRoom
 from nicps.barrier import barrier
-from nicps.dataplane import DataPlane
+from nicps.dataplane import DataPlane, tags
 from nicps.dataplane.doorbell import Bell
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
@@ -339,6 +339,7 @@ def write_settings(
     config["width"] = channel["width"] = state.width
     channel["width_next"], channel["offered"] = state.width_next, state.offered
     config["clock"] = channel["clock"] = state.clock
+    channel["priority"] = tags.of_urgency(state.urgency)
     config["passes"] = 1 << state.partner >> 1
     if set_ranks is not None:
         set_ranks()
@@ -362,6 +363,7 @@ def write_channels(words: Any, states: Sequence[ChannelState]) -> None:
         barrier()
         channel["width"], channel["width_next"] = state.width, state.width_next
         channel["offered"], channel["clock"] = state.offered, state.clock
+        channel["priority"] = tags.of_urgency(state.urgency)
         barrier()
         channel["round"] = state.round
         barrier()

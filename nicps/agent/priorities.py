@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from nicps.dataplane import DataPlane, htb
+from nicps.dataplane import DataPlane
 from nicps.dataplane.txring import TxRing
 
 _REFUSED_S = 0.1  # the interface takes nothing: a frame that it refuses so long counts as lost
@@ -84,7 +84,7 @@ class Priorities(Generic[Item]):
             line = self._lines[channel] = Line(self._dataplane.open_ring(urgency), urgency)
         elif line.urgency != urgency:
             line.urgency = urgency
-            line.ring.set_priority(htb.of_urgency(urgency))
+            line.ring.set_urgency(urgency)
         else:
             return line
         self._sort()

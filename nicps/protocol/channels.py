@@ -54,6 +54,7 @@ class Channel:
             width_next=width,
             offered=(0, conversion) if of.round & 1 else (conversion, 0),
             clock=exchange.clock,
+            urgency=phase.channels[of.channel].urgency,
         )
 
 
@@ -156,6 +157,7 @@ class ChannelledRing(Ring):
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         state, phase = super().kernel, self.phase
+        state.urgency = phase.channels[0].urgency
         state.channels = tuple([channel.kernel(phase) for channel in self._channels])
         return state
 

@@ -9,7 +9,6 @@ import pytest
 
 from nicps import wire
 from nicps.agent.sender import Sender
-from nicps.dataplane import htb
 from nicps.exchange import Exchange
 from nicps.protocol import SendFragments
 from nicps.protocol.phase import Phase
@@ -39,7 +38,7 @@ class Ring:
     def __init__(self, name: object, leaving: list[object], slots: int = 5) -> None:
         self.name, self.leaving, self.slots = name, leaving, slots
         self.waiting = 0
-        self.priorities: list[int] = []
+        self.urgencies: list[int] = []
         self.takes = True  # the interface does
 
     def free(self) -> int:
@@ -62,8 +61,8 @@ class Ring:
     def take_back(self) -> None:
         self.waiting = 0
 
-    def set_priority(self, priority: int) -> None:
-        self.priorities.append(priority)
+    def set_urgency(self, urgency: int) -> None:
+        self.urgencies.append(urgency)
 
 
 class Plane:
@@ -177,10 +176,10 @@ def test_one_channel_has_the_ring_that_is_there() -> None:
     host = Host()
     host.queue(0, count=2)
     host.left()
-    assert not host.plane.opened and not host.plane.tx.priorities
+    assert not host.plane.opened and not host.plane.tx.urgencies
 
 
-def test_a_rings_priority_is_that_of_its_channel_in_the_phase() -> None:
+def test_a_rings_urgency_is_that_of_its_channel_in_the_phase() -> None:
     host = Host(slots=100)
     host.queue(1, count=1)
     other = Phase(
@@ -191,8 +190,8 @@ def test_a_rings_priority_is_that_of_its_channel_in_the_phase() -> None:
         host.queue(0, phase, count=1)
     host.queue(1, other, count=1)
     assert [ring.name for ring in host.plane.opened] == ["urgency 5"]
-    assert host.plane.tx.priorities == [htb.of_urgency(5), htb.of_urgency(0)]
-    assert host.plane.opened[0].priorities == [htb.of_urgency(0)]
+    assert host.plane.tx.urgencies == [5, 0]
+    assert host.plane.opened[0].urgencies == [0]
 
 
 def test_fragments_of_all_channels_are_dropped() -> None:
