@@ -17,6 +17,7 @@ BPF_PROG_ARRAY(nicps_rooms, 1);
 #include "nicps_fragment.h"
 #include "nicps_stripes.h"
 #include "nicps_token.h"
+#include "nicps_vlan.h"
 
 /* Whether a switch adds the fragments of that round, and hosts take its sums. */
 static __always_inline bool nicps_sums(const struct nicps_config *config, u32 round)
@@ -187,18 +188,50 @@ static __always_inline int nicps_sealed(int verdict, struct ethhdr *ethernet,
 	return verdict;
 }
 
-int nicps_xdp(struct xdp_md *ctx)
+/* Whether the frame is one of ours, with a tag or without. */
+static __always_inline bool nicps_is_ours(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = nicps_cursor_of(ctx);
-	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
-	const struct nicps_config *config = nicps_config();
+	const struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
 
-	if (!ethernet || ethernet->h_proto != bpf_htons(NICPS_ETHERTYPE))
+	if (!ethernet)
+		return false;
+	return ethernet->h_proto == bpf_htons(NICPS_ETHERTYPE) || nicps_untag(ctx);
+}
+
+int nicps_xdp(struct xdp_md *ctx)
+{
+	const struct nicps_config *config = nicps_config();
+	struct nicps_cursor cursor;
+	struct ethhdr *ethernet;
+	int verdict;
+
+	if (!nicps_is_ours(ctx))
+		return XDP_PASS;
+	/* Both ways are one from here on: the verifier walks what follows once. */
+	cursor = nicps_cursor_of(ctx);
+	ethernet = nicps_take_ethernet(&cursor);
+	if (!ethernet)
 		return XDP_PASS;
 	if (!config)
 		return nicps_drop(NICPS_COUNT_NETWORK);
-	return nicps_sealed(nicps_ours(ctx, &cursor, ethernet, config), ethernet,
-			    config);
+	verdict = nicps_sealed(nicps_ours(ctx, &cursor, ethernet, config), ethernet,
+			       config);
+	return nicps_tag_out(ctx, verdict, NICPS_PRIORITY_CONTROL, config);
+}
+
+/* That of the frame's channel. */
+static __always_inline u32 nicps_priority(struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
+	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
+	const struct nicps_header *header = nicps_take_header(&cursor);
+	const struct nicps_channel *channel;
+
+	if (!ethernet || !header)
+		return 0;
+	channel = nicps_channel(nicps_bounded(header->flags) >> NICPS_CHANNEL_SHIFT);
+	return channel ? channel->priority : 0;
 }
 
 int nicps_stripes(struct xdp_md *ctx)
@@ -206,10 +239,13 @@ int nicps_stripes(struct xdp_md *ctx)
 	struct nicps_cursor cursor = nicps_cursor_of(ctx);
 	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
 	const struct nicps_config *config = nicps_config();
+	int verdict;
 
 	if (!ethernet || !config)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	return nicps_sealed(nicps_striped(&cursor, ethernet, config), ethernet, config);
+	verdict = nicps_sealed(nicps_striped(&cursor, ethernet, config), ethernet,
+			       config);
+	return nicps_tag_out(ctx, verdict, nicps_priority(ctx), config);
 }
 
 int nicps_egress(struct __sk_buff *skb)

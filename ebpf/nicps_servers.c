@@ -9,6 +9,7 @@
 #include "nicps_members.h"
 #include "nicps_served_maps.h"
 #include "nicps_serve_own.h"
+#include "nicps_vlan.h"
 
 /* Reached by a tail call from nicps_xdp: the frame is of stripes or servers. */
 static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor *cursor,
@@ -51,7 +52,8 @@ int nicps_servers(struct xdp_md *ctx)
 
 	if (!ethernet || !config)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	return nicps_served(ctx, &cursor, ethernet, config);
+	return nicps_tag_out(ctx, nicps_served(ctx, &cursor, ethernet, config), 0,
+			     config);
 }
 
 /* On no interface: the agent of a host that serves and trains runs it. */

@@ -25,6 +25,8 @@
 	16 /* for a round's last sums the agent is told so many times as often */
 #define NICPS_TAIL_CLOCK 8 /* but not after fewer sums than this */
 
+#define NICPS_PRIORITY_CONTROL 7 /* of tokens and control frames, in 802.1p tags */
+
 #define NICPS_ROOM_EXCHANGE 0 /* place in nicps_rooms */
 
 #define NICPS_WORKERS 64 /* members that may push to a server */
@@ -90,6 +92,7 @@ struct nicps_config {
 	__u32 sums_next; /* the same for the rounds after it */
 	__u32 settled; /* the last round of servers that was committed with a list */
 	__u32 staleness; /* a push counts 1 / staleness; otherwise all count alike */
+	__u32 tags; /* frames go out with an 802.1p tag */
 	__u32 rest_view[2]; /* by parity: of the round whose remainders a switch adds */
 	__u8 rest_behind[2]; /* by parity: how many rounds before it is; 0: none */
 	__u8 seal[6]; /* destination of frames that go up: the agent takes no others */
@@ -114,6 +117,8 @@ struct nicps_channel {
 	__u32 width_next; /* the same for the rounds after it */
 	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 clock; /* as in struct nicps_config */
+	__u32 priority; /* of its frames, in 802.1p tags */
+	__u32 reserved; /* records of maps are multiples of eight bytes */
 };
 
 /*
@@ -184,6 +189,7 @@ struct nicps_train {
 	__u64 count;
 	__u64 first_ns; /* CLOCK_MONOTONIC */
 	__u64 last_ns;
+	__u64 tagged; /* that came with an 802.1p tag */
 };
 
 /* The token, as this host has seen it; a position is generation << 32 | hop. */

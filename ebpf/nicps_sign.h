@@ -13,6 +13,7 @@
 #include "nicps_maps.h"
 #include "nicps_parse.h"
 #include "nicps_siphash.h"
+#include "nicps_vlan.h"
 
 static __always_inline bool nicps_numbers_left(void)
 {
@@ -34,26 +35,15 @@ static __always_inline bool nicps_is_signed(u8 type)
 	return type < 64 && types >> type & 1;
 }
 
-/* Frames that are not to be signed, and other programs' frames, pass unchanged. */
-static __always_inline int nicps_sign(struct __sk_buff *skb)
+/* The frame's header lies there. A frame of a type that is not signed passes unchanged. */
+static __always_inline int nicps_sign_at(struct nicps_cursor cursor,
+					 const struct nicps_key *key,
+					 struct nicps_outgoing *outgoing)
 {
-	struct nicps_outgoing *outgoing = nicps_outgoing();
-	const struct nicps_config *config = nicps_config();
-	const struct nicps_key *key = nicps_key();
-	struct nicps_cursor cursor;
-	struct nicps_header *header;
-	struct ethhdr *ethernet;
+	struct nicps_header *header = nicps_take_header(&cursor);
 	__be64 tag;
 
-	if (skb->mark != NICPS_MARK || !config || !config->keyed || !key || !outgoing ||
-	    bpf_skb_pull_data(skb, skb->len))
-		return TC_ACT_UNSPEC;
-	cursor.at = (void *)(long)skb->data;
-	cursor.end = (void *)(long)skb->data_end;
-	ethernet = nicps_take_ethernet(&cursor);
-	header = nicps_take_header(&cursor);
-	if (!ethernet || !header || ethernet->h_proto != bpf_htons(NICPS_ETHERTYPE) ||
-	    !nicps_is_signed(header->type))
+	if (!header || !nicps_is_signed(header->type))
 		return TC_ACT_UNSPEC;
 	if (!nicps_number(header, &outgoing->sequence)) {
 		nicps_count(NICPS_COUNT_SPENT);
@@ -63,6 +53,31 @@ static __always_inline int nicps_sign(struct __sk_buff *skb)
 			     &tag))
 		return TC_ACT_UNSPEC;
 	header->tag = tag;
+	return TC_ACT_UNSPEC;
+}
+
+/* Other programs' frames pass unchanged. */
+static __always_inline int nicps_sign(struct __sk_buff *skb)
+{
+	struct nicps_outgoing *outgoing = nicps_outgoing();
+	const struct nicps_config *config = nicps_config();
+	const struct nicps_key *key = nicps_key();
+	struct nicps_cursor cursor;
+	struct ethhdr *ethernet;
+
+	if (skb->mark != NICPS_MARK || !config || !config->keyed || !key || !outgoing ||
+	    bpf_skb_pull_data(skb, skb->len))
+		return TC_ACT_UNSPEC;
+	cursor.at = (void *)(long)skb->data;
+	cursor.end = (void *)(long)skb->data_end;
+	ethernet = nicps_take_ethernet(&cursor);
+	if (!ethernet)
+		return TC_ACT_UNSPEC;
+	/* Twice the code, as the verifier walks one way with two distances many times. */
+	if (ethernet->h_proto == bpf_htons(NICPS_ETHERTYPE))
+		return nicps_sign_at(cursor, key, outgoing);
+	if (nicps_our_tag(&cursor, ethernet))
+		return nicps_sign_at(cursor, key, outgoing);
 	return TC_ACT_UNSPEC;
 }
 

@@ -36,7 +36,7 @@ class Kernel(NoKernel):
         return Kernel(channel, self.lacks)  # type: ignore[return-value]
 
     def count(self, round_: int, view: int, sender: int) -> int:
-        return 0 if self.channel in self.lacks else 8
+        return 0 if self.channel in self.lacks else 90
 
     def reached(self, round_: int, view: int, first: int, end: int) -> tuple[int, int]:
         return (first, first) if self.channel in self.lacks else (end, end)

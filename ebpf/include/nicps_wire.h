@@ -393,7 +393,7 @@ struct nicps_echo {
 	__u8 busy;        /* 1: a job is under way here, or a measurement of its own */
 	__u8 reserved;    /* 0 */
 	__be16 reserved2; /* 0 */
-	__be32 reserved3; /* 0 */
+	__be32 tagged;    /* frames of it that came with an 802.1p tag */
 };
 _Static_assert(sizeof(struct nicps_echo) == 40, "struct nicps_echo has a hole");
 

@@ -13,6 +13,7 @@ Frames:
 
     frames.py       frames in and out, the words shared with the XDP program, the interface's state
     sender.py       the frames that leave, in order
+    priorities.py   which of them go first: a queue and a TX ring for each channel
     striped.py      headers and destinations of frames of stripes
     sources.py      where a contribution's payload comes from
     keyring.py      the network's key and the views', which control frames are admitted

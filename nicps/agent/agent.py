@@ -45,7 +45,7 @@ from nicps.errors import explain
 from nicps.job import Life, LifeSettings
 from nicps.job import actions as act
 from nicps.job.script import LaunchScript
-from nicps.protocol import Send
+from nicps.protocol import Narrow, Send
 from nicps.session.messages import Status
 
 _WAKE_S = 0.05  # so this host gives a sign of life at least this often while a ring is under way
@@ -82,6 +82,7 @@ class Agent:
                     ethertype=settings.ethertype,
                     destination=settings.destination,
                     keyed=self._keys.keyed,
+                    tagged=settings.tagged,
                     shape_bps=settings.shape_bps,
                 )
             )
@@ -187,6 +188,7 @@ class Agent:
 
         def close_job(action: act.CloseJob) -> None:
             tally.note_network_gone()
+            frames.close_lines()
             executor.close_job(action)
 
         def transmit(action: act.Transmit) -> None:
@@ -196,6 +198,7 @@ class Agent:
         driver.assign(
             {
                 Send: frames.send,
+                Narrow: frames.narrow,
                 act.Transmit: transmit,
                 act.TransmitServed: frames.transmit_served,
                 act.DropFragments: frames.drop_fragments,

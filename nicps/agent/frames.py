@@ -16,11 +16,11 @@ from nicps.agent.sender import BATCH, Sender, Source
 from nicps.agent.served_frames import Questions, ServedLanes
 from nicps.agent.served_room import ServedRoom
 from nicps.barrier import barrier
-from nicps.dataplane import DataPlane
+from nicps.dataplane import DataPlane, tags
 from nicps.dataplane.doorbell import Bell
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
-from nicps.protocol import KernelState, Phase, Send, SendFragments
+from nicps.protocol import KernelState, Narrow, Phase, Send, SendFragments
 from nicps.protocol.kernel import ChannelState
 
 _ALIVE_S = 0.2  # the kernel forwards tokens for us only this long after our last sign of life
@@ -53,7 +53,12 @@ class Frames:
         self._timeline, self._served, self._take_aside = timeline, served, take_aside
         node = self._node
         self.sender = Sender(
-            dataplane, node.header, node.take_sequence, self._fragments_sent, lambda: node.members
+            dataplane,
+            node.header,
+            node.take_sequence,
+            self._fragments_sent,
+            lambda: node.members,
+            lambda channel: node.ring.batch(channel) if node.ring is not None else 0,
         )
         self._questions = Questions(BATCH)
         self.malformed = 0
@@ -61,7 +66,7 @@ class Frames:
         self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface's state
         self._kernel: KernelState | None = None  # as the program has it
         self._bounced = 0
-        self._room_awaited = False  # for room in the TX ring
+        self._room_awaited = {dataplane.tx.fileno(): False}  # by TX ring
         loop.watch(dataplane.rx_fileno(), self._receive)
         loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
         loop.watch(dataplane.link_changes.fileno(), self._change_link)
@@ -201,6 +206,12 @@ class Frames:
             owner = striped.owner(first, total)
             stripes.set_sent(action.round, owner, first + count, channel)
 
+    def narrow(self, action: Narrow) -> None:
+        """Make windows smaller, or as large as before."""
+        stripes = self._dataplane.maps.stripes
+        for aggregator, sums in action.swallow:
+            stripes.swallow(action.round, aggregator, sums, action.channel)
+
     def _note_hold(self) -> None:
         """Note for the time line that the token has left this host."""
         started, self._hold_started = self._hold_started, 0.0
@@ -221,9 +232,21 @@ class Frames:
             driver.carry_out(self._life.action_failed(driver.now, reason))
         if self.sender.down:
             self._check_interface()
-        if self.sender.blocked_by_kernel != self._room_awaited:
-            self._room_awaited = self.sender.blocked_by_kernel
-            self._loop.arm(self._dataplane.tx.fileno(), self._room_awaited)
+        for line in self.sender.lines:
+            ring = line.ring.fileno()
+            if ring not in self._room_awaited:
+                self._loop.watch(ring, self.pump, armed=line.blocked)
+            elif line.blocked is not self._room_awaited[ring]:
+                self._loop.arm(ring, line.blocked)
+            self._room_awaited[ring] = line.blocked
+
+    def close_lines(self) -> None:
+        """The job is over: there is one channel, until another one begins."""
+        for line in self.sender.lines.take_idle():
+            ring = line.ring.fileno()
+            if self._room_awaited.pop(ring, None) is not None:
+                self._loop.unwatch(ring)
+            line.ring.close()
 
     def drop_fragments(self, _: object = None) -> None:
         """Drop the parts of this host's contributions that have not been sent. The view goes on, and no member
@@ -316,6 +339,7 @@ def write_settings(
     config["width"] = channel["width"] = state.width
     channel["width_next"], channel["offered"] = state.width_next, state.offered
     config["clock"] = channel["clock"] = state.clock
+    channel["priority"] = tags.of_urgency(state.urgency)
     config["passes"] = 1 << state.partner >> 1
     if set_ranks is not None:
         set_ranks()
@@ -339,6 +363,7 @@ def write_channels(words: Any, states: Sequence[ChannelState]) -> None:
         barrier()
         channel["width"], channel["width_next"] = state.width, state.width_next
         channel["offered"], channel["clock"] = state.offered, state.clock
+        channel["priority"] = tags.of_urgency(state.urgency)
         barrier()
         channel["round"] = state.round
         barrier()

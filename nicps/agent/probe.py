@@ -9,7 +9,7 @@ frame, and so the frames carry no tag: a stranger could spoil a figure, and noth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -19,11 +19,12 @@ import numpy as np
 from nicps import wire
 from nicps.agent.peer import Peer
 from nicps.auth import nonce
-from nicps.dataplane import DataPlane
+from nicps.dataplane import DataPlane, tags
+from nicps.dataplane.txring import TxRing
 from nicps.errors import NetworkProblem, NicpsError
 from nicps.job import Life
 from nicps.protocol.view import safe_name
-from nicps.session.messages import Probe, ProbedHost, RoundTrips, Train, TrainSeen
+from nicps.session.messages import Probe, ProbedHost, RoundTrips, TagsSeen, Train, TrainSeen
 
 #: While a measurement is under way the agent calls `tick` at least this often.
 STEP_S = 0.001
@@ -34,6 +35,7 @@ _QUESTIONS = 20
 _FIND_S = 0.3  # until all hosts have been heard of
 _WAIT_S = 0.1  # for the answers to one question
 _TRIES = 5
+_TAGGED_BPS = 30e6  # of the train with tags
 _LINE_BYTES = 1526  # of a train's frame, with preamble, checksum and gap
 _BATCH, _BATCHES = 256, 4  # frames for one system call, and those for one step
 _CATCH_UP_S = 0.005  # a late agent does not send more than this at once
@@ -51,6 +53,7 @@ class _Host:
     round_trips_s: list[float] = field(default_factory=list)
     echoes: dict[int, wire.Echo] = field(default_factory=dict)
     trains: list[TrainSeen | None] = field(default_factory=list)
+    tags: TagsSeen | None = None
 
 
 class Prober:
@@ -73,6 +76,7 @@ class Prober:
         self._asked: dict[int, tuple[int, float]] = {}  # question -> nonce, when
         self._hosts: dict[bytes, _Host] = {}
         self._trains: list[Train] = []
+        self._tagged = 0  # frames of the train with tags
         self._answered_busy = 0.0
         self._counts_for = b""  # the host whose train this one counts
         self._answered = 0.0  # when the answers given so far are paid off
@@ -94,7 +98,7 @@ class Prober:
             raise NetworkProblem("a measurement is under way here already: wait for its end")
         self._dataplane.check_interface()
         self._peer, self._hosts, self._asked, self._trains = peer, {}, {}, []
-        self._next, self._timing = 0.0, False
+        self._next, self._timing, self._tagged = 0.0, False, 0
         self._script = self._measure(seconds)
 
     def forget(self, peer: Peer) -> None:
@@ -149,13 +153,15 @@ class Prober:
             return
         self._answered_busy = now
         self._answered = max(self._answered, now) + _ANSWER_EVERY_S
-        first_ns, last_ns, count = self._counted(source, probe.nonce)
+        first_ns, last_ns, count, tagged = self._counted(source, probe.nonce)
         busy = int(has_job or self.running)
-        body = wire.Echo(probe.nonce, first_ns, last_ns, min(count, 2**32 - 1), probe.number, busy)
+        counts = min(count, 2**32 - 1), probe.number, busy
+        body = wire.Echo(probe.nonce, first_ns, last_ns, *counts, tagged=min(tagged, 2**32 - 1))
         self._send(body, self._life.node.name.encode())
 
-    def _counted(self, source: bytes, nonce: int) -> tuple[int, int, int]:
-        """Times of a train's first and last frame, and the number of frames; the train is counted from now on.
+    def _counted(self, source: bytes, nonce: int) -> tuple[int, int, int, int]:
+        """Times of a train's first and last frame, the number of frames, and of those with a tag; the train is counted
+        from now on.
 
         If another host's train is coming in, this one is not counted in its place.
         """
@@ -163,10 +169,13 @@ class Prober:
         train = dataplane.maps.train
         coming = time.monotonic_ns() < int(train["last_ns"]) + _COMING_NS
         if coming and int(train["nonce"]) != nonce and source != self._counts_for:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         self._counts_for = source
         train = dataplane.maps.expect(nonce)
-        return int(train["first_ns"]), int(train["last_ns"]), int(train["count"])
+        first_ns, last_ns, count, tagged = (
+            int(train[name]) for name in ("first_ns", "last_ns", "count", "tagged")
+        )
+        return first_ns, last_ns, count, tagged
 
     # ---- our own
 
@@ -210,6 +219,7 @@ class Prober:
             offered = self._trains[-1].offered_bps
             if rate is not None and offered < _SLOWER * rate:
                 break
+        yield from self._tagged_train(seconds)
 
     def _ask(self) -> int:
         """Ask all hosts one question; return its number."""
@@ -230,10 +240,29 @@ class Prober:
                 yield 0.0
 
     def _train(self, rate_bps: float | None, seconds: float) -> Iterator[float]:
+        sent, took, told = yield from self._send_train(self._dataplane.tx, rate_bps, seconds)
+        self._trains.append(Train(rate_bps, sent, sent * 8 * _LINE_BYTES / took))
+        for mac, host in self._hosts.items():
+            host.trains.append(_seen(told[mac]) if mac in told else None)
+
+    def _tagged_train(self, seconds: float) -> Iterator[float]:
+        """One with 802.1p tags of all priorities: some switches drop such frames, others take the tags off."""
+        ring = self._dataplane.open_ring(0, tagged=True)
+        try:
+            ring.set_tags(*range(tags.PRIORITIES))
+            self._tagged, _, told = yield from self._send_train(ring, _TAGGED_BPS, seconds)
+        finally:
+            ring.close()
+        for mac, echo in told.items():
+            self._hosts[mac].tags = TagsSeen(echo.count, echo.tagged)
+
+    def _send_train(
+        self, tx: TxRing, rate_bps: float | None, seconds: float
+    ) -> Generator[float, None, tuple[int, float, dict[bytes, wire.Echo]]]:
+        """Send a train; the number of its frames, how long it took, and by host what has come of it."""
         self._nonce = nonce()
         ready = len(self._asked)
         yield from self._answers()
-        tx = self._dataplane.tx
         rows, numbers = self._frames()
         payload = np.zeros((_BATCH, wire.PAYLOAD_BYTES), np.uint8)
         per_second = (rate_bps or float("inf")) / (8 * _LINE_BYTES)
@@ -258,12 +287,13 @@ class Prober:
         took = time.monotonic() - began
         asked = len(self._asked)
         yield from self._answers()
-        self._trains.append(Train(rate_bps, sent, sent * 8 * _LINE_BYTES / took))
-        for host in self._hosts.values():
+        told = {}
+        for mac, host in self._hosts.items():
             counts = any(ready < number <= asked for number in host.echoes)
             last_answer = max(host.echoes, default=0)
-            told = counts and last_answer > asked
-            host.trains.append(_seen(host.echoes[last_answer]) if told else None)
+            if counts and last_answer > asked:
+                told[mac] = host.echoes[last_answer]
+        return sent, took, told
 
     def _frames(self) -> tuple[Any, Any]:
         """Headers of a batch, (k, 48) bytes, and a view of the numbers in them."""
@@ -295,9 +325,11 @@ class Prober:
                     len(host.round_trips_s),
                     _spread(host.round_trips_s),
                     tuple(host.trains),
+                    host.tags,
                 )
                 for mac, host in sorted(self._hosts.items(), key=lambda found: found[1].name)
             ),
+            self._tagged,
         )
 
 

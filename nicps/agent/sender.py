@@ -11,16 +11,17 @@ from typing import Protocol
 import numpy as np
 
 from nicps import wire
+from nicps.agent.priorities import Line, Priorities
 from nicps.agent.served_frames import ServedFrames
 from nicps.agent.striped import StripeFrames, header_dtype
 from nicps.dataplane import DataPlane
+from nicps.dataplane.txring import TxRing
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed
 from nicps.protocol import Member, SendFragments, SendServed
 from nicps.protocol.phase import Phase
 from nicps.session.lanes import U8
 
 BATCH = 256  # frames for one system call
-_REFUSED_S = 0.1  # the interface takes nothing: a frame that it refuses so long counts as lost
 _TURN = 2048  # frames before the loop turns to other work (25 ms at 1 Gbit/s)
 
 
@@ -91,12 +92,14 @@ def _check_shifts(shifts: U8, bulk: _Bulk, first: int) -> None:
 
 
 class Sender:
-    """The queue in front of the data plane: tokens and fragments in order, other frames before them.
+    """The queues in front of the data plane: tokens and fragments of a channel in order, other frames before them.
 
     Args:
         header: makes the next frame header from (flags, round); `take_sequence` reserves further sequence numbers.
         sent: called when a `SendFragments` is with the kernel, with its start time.
         members: the list of the view in force.
+        batch: as many frames of a channel may wait in this host's queues while something more urgent is open; 0: any
+            number.
     """
 
     def __init__(
@@ -106,13 +109,15 @@ class Sender:
         take_sequence: Callable[[int], int],
         sent: Callable[[SendFragments, float], None],
         members: Callable[[], Sequence[Member]] = tuple,
+        batch: Callable[[int], int] = lambda channel: 0,
     ) -> None:
         self._dataplane = dataplane
         self._header = header
         self._take_sequence = take_sequence
         self._sent = sent
-        self._queue: deque[_Small | _Bulk] = deque()
-        self._urgent: deque[_Small] = deque()
+        self._batch = batch
+        self.lines: Priorities[_Small | _Bulk] = Priorities(dataplane)
+        self._control: deque[_Small] = deque()
         self._dtype = header_dtype(wire.Fragment)
         self._rows = np.zeros((BATCH, self._dtype.itemsize), np.uint8)
         self._records = self._rows.view(self._dtype).reshape(BATCH)
@@ -121,10 +126,9 @@ class Sender:
         self.fragments = 0  # sent, repairs included
         self.again = 0  # repairs
         self.small = 0  # other frames sent
-        self.blocked_by_kernel = False  # wait until the ring has room
-        self.refused = False  # the interface's queue is full: try again soon
-        self._refuses: tuple[int, int] | None = None  # frames of contributions: sent, and refused
-        self._refuses_since = 0.0
+        self.refused = (
+            False  # the interface's queue is full, or has its share of bulk: try again soon
+        )
         self.more = False  # there was a pause only for the loop's sake: go on at once
         self.down = False  # the interface refused a frame, which is lost
         self.muted = False  # the interface cannot be used: nothing is sent, all is lost
@@ -136,12 +140,19 @@ class Sender:
         A token stays behind the tokens that are queued before it, and behind fragments whose exchange has it so. All
         other frames are sent first.
         """
-        waits = data[1] == wire.FrameType.TOKEN and any(map(_delays_token, self._queue))
-        queue = self._queue if waits else self._urgent
-        queue.append(_Small(data, sent))
+        queue = self.lines.first.queue
+        waits = data[1] == wire.FrameType.TOKEN and any(map(_delays_token, queue))
+        if waits:
+            queue.append(_Small(data, sent))
+        else:
+            self._control.append(_Small(data, sent))
 
     def fragments_of(self, action: SendFragments, phase: Phase, source: Source) -> None:
-        """Queue (part of) a contribution."""
+        """Queue (part of) a contribution.
+
+        Raises:
+            OSError: it is the first of its channel, and there is no room for a ring.
+        """
         header = self._header(action.flags, action.round)
         total, width = phase.fragments_in(action.round, action.channel), phase.width
         if action.striped is not None:
@@ -153,70 +164,75 @@ class Sender:
             body = wire.Fragment(0, total, lanes, width, 0, action.samples)
             frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))
             template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
-        self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
+        urgency = phase.channels[action.channel].urgency if phase.channels else 0
+        line = self.lines.of(action.channel, urgency)
+        line.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def served_of(self, action: SendServed, phase: Phase, source: Source) -> None:
         """Queue (part of) a step, or questions for parameters."""
         template = self._served.template(self._header(0, action.round), action, phase)
-        self._queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
+        self.lines.first.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def drop_fragments(self) -> list[SendFragments]:
         """Remove contributions from the queue, or the parts that have not been sent; return them."""
-        dropped = [item for item in self._queue if isinstance(item, _Bulk)]
-        self._queue = deque(item for item in self._queue if isinstance(item, _Small))
+        dropped: list[_Bulk] = []
+        for line in self.lines:
+            dropped += [item for item in line.queue if isinstance(item, _Bulk)]
+            line.queue = deque(item for item in line.queue if isinstance(item, _Small))
         self.waits = False
         for item in dropped:
             item.source.awaited(False)
         return [item.action for item in dropped if isinstance(item.action, SendFragments)]
 
     def pump(self, now: float) -> None:
-        """Send as much as the kernel takes and the sources have."""
-        if not self.refused:
-            self._refuses = None
-        self.blocked_by_kernel = self.refused = self.more = self.waits = self.down = False
-        while self._urgent or self._queue:
-            if self._urgent:
-                if not self._send_small(self._urgent[0]) and not self._is_lost(now):
+        """Send as much as the kernel takes and the sources have: what is more urgent first."""
+        for line in self.lines:
+            line.begin()
+        self.refused = self.more = self.waits = self.down = False
+        while True:
+            if self._control:
+                if not self._send_small(self._control[0]) and not self._is_lost(
+                    self.lines.first, now
+                ):
                     return
-                self._urgent.popleft()
+                self._control.popleft()
                 continue
-            item = self._queue[0]
-            if isinstance(item, _Small):
-                if not self._send_small(item) and not self._is_lost(now):
-                    return
-            else:
-                item.started = item.started or now
-                try:
-                    if not self.muted and not self._pump_bulk(item) and not self._is_lost(now):
-                        return
-                except (InterfaceDown, InterfaceUnfit):
-                    self.down = True  # others ask for what they lack, if they know of it
+            line_ = self.lines.next()
+            if line_ is None:
+                return
+            self._pump_next(line_, now)
+            if self.more:
+                return
+
+    def _pump_next(self, line: Line[_Small | _Bulk], now: float) -> None:
+        """Send the next of that line, or as much of it as can be sent."""
+        item = line.queue[0]
+        if isinstance(item, _Small):
+            line.stopped = not self._send_small(item) and not self._is_lost(line, now)
+        else:
+            item.started = item.started or now
+            try:
+                taken = self.muted or self._pump_bulk(item, line)
+                line.stopped = not taken and not self._is_lost(line, now)
+            except (InterfaceDown, InterfaceUnfit):
+                self.down = True  # others ask for what they lack, if they know of it
+            if not line.stopped:
                 item.source.awaited(False)
                 if isinstance(item.action, SendFragments):
                     self._sent(item.action, item.started)
-            self._queue.popleft()
+        if not line.stopped:
+            line.queue.popleft()
 
-    def _is_lost(self, now: float) -> bool:
-        """Whether the interface has refused the same frame for so long that it must count as lost.
-
-        A full queue lets frames out. But a virtual cable refuses frames that are longer than its other end takes. The
-        sender does not wait for such frames: other members watch them, like frames that the LAN loses (R16).
-        """
-        if not self.refused:
-            return False
-        refuses = self.fragments, self._dataplane.tx.unsent()
-        if refuses != self._refuses:
-            self._refuses, self._refuses_since = refuses, now
-        if now < self._refuses_since + _REFUSED_S:
-            return False
-        self._dataplane.tx.take_back()
-        self._refuses, self.refused = None, False
-        return True
+    def _is_lost(self, line: Line[_Small | _Bulk], now: float) -> bool:
+        """`Line.is_lost`; if not, the frame is tried again soon."""
+        lost = line.is_lost(now)
+        self.refused |= line.refused
+        return lost
 
     def _send_small(self, item: _Small) -> bool:
         try:
             if not self.muted and not self._dataplane.send(item.data):
-                self.refused = True
+                self.lines.first.refused = True
                 return False
         except (InterfaceDown, InterfaceUnfit):
             self.down = True
@@ -225,13 +241,14 @@ class Sender:
             item.sent()
         return True
 
-    def _pump_bulk(self, bulk: _Bulk) -> bool:
+    def _pump_bulk(self, bulk: _Bulk, line: Line[_Small | _Bulk]) -> bool:
         """Whether all of it is with the kernel."""
-        tx, round_ = self._dataplane.tx, bulk.action.round
+        tx, round_ = line.ring, bulk.action.round
         available = bulk.source.available(round_)
-        before = self.fragments
+        before = line.fragments
+        most = self._most(bulk, line)
         while bulk.ranges:
-            if self.fragments >= before + _TURN:
+            if line.fragments >= before + _TURN:
                 self.more = True
                 return False
             first, count = bulk.ranges[0]
@@ -241,19 +258,26 @@ class Sender:
                 self.waits = True
                 bulk.source.awaited(True)
                 return False  # the source rings when it has more
+            if most:
+                count = min(count, most - tx.pending())
+                if count <= 0:
+                    tx.flush()
+                    self.refused = True
+                    return False
             count = min(count, tx.free())
             if count <= 0:
                 tx.flush()
                 if tx.free() <= 0:
-                    self.blocked_by_kernel = True
-                    self.refused = tx.unsent() > 0
+                    line.blocked = True
+                    line.refused = tx.unsent() > 0
                     return False
                 continue
-            taken = self._push(bulk, first, count)
+            taken = self._push(bulk, tx, first, count)
             tx.flush()
             absolute = isinstance(bulk.action, SendServed) or bulk.action.striped is not None
             if not bulk.action.repair and (first == 0 or absolute):
                 bulk.source.sending(round_)
+            line.fragments += taken
             self.fragments += taken
             self.again += taken if bulk.action.repair and not bulk.asks else 0
             left = bulk.ranges[0][1] - taken
@@ -262,25 +286,32 @@ class Sender:
             else:
                 bulk.ranges.popleft()
         tx.flush()
-        self.refused = tx.unsent() > 0
-        return not self.refused
+        line.refused = tx.unsent() > 0
+        return not line.refused
 
-    def _push(self, bulk: _Bulk, first: int, count: int) -> int:
+    def _most(self, bulk: _Bulk, line: Line[_Small | _Bulk]) -> int:
+        """As many frames may wait in its ring, where they could not be overtaken any more; 0: any number."""
+        action = bulk.action
+        if isinstance(action, SendServed) or not bulk.phase.channels:
+            return 0
+        return self._batch(action.channel)
+
+    def _push(self, bulk: _Bulk, tx: TxRing, first: int, count: int) -> int:
         """Put at most so many fragments into the ring; return the number that it took."""
         payload, scale = bulk.source.payload(bulk.action.round, first, count)
         sequence = self._take_sequence(count)
         if isinstance(bulk.action, SendServed):
             addressed = self._served.fill(bulk.action, bulk.template, first, count, scale, sequence)
-            return self._dataplane.tx.push(addressed[0], payload, addressed[1])
+            return tx.push(addressed[0], payload, addressed[1])
         if bulk.action.striped is not None:
             striped = bulk.action.striped
             whose = striped, striped.width or bulk.phase.width, bulk.template
             rows, to = self._stripes.fill(*whose, first, count, scale, sequence)
-            return self._dataplane.tx.push(rows, payload, to)
+            return tx.push(rows, payload, to)
         rows, records = self._rows[:count], self._records[:count]
         rows[:] = bulk.template
         records["index"] = np.arange(first, first + count, dtype=np.uint32)
         records["shift"] = scale
         _check_shifts(records["shift"], bulk, first)
         records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
-        return self._dataplane.tx.push(rows, payload)
+        return tx.push(rows, payload)

@@ -26,7 +26,7 @@ class AgentSettings:
     `destination`: to all, or to a multicast group. `exchange` is that of the jobs that this host leads,
     and the one whose sums it believes; of a P4 switch, in a network with a key, only with `trust_switch`. `metrics` is
     where Prometheus finds the agent's metrics, HOST:PORT; empty: nowhere. With `shape_bps` this
-    host's frames leave in order of urgency, at that rate.
+    host's frames leave in order of urgency, at that rate. `tagged`: they have an 802.1p tag.
 
     Raises:
         UsageProblem: a switch is to add where hosts have a key, and is not trusted explicitly; or a setting for a Linux
@@ -52,12 +52,17 @@ class AgentSettings:
     timings: Timings = field(default_factory=Timings)
     metrics: str = ""
     shape_bps: int | None = None
+    tagged: bool = False
 
     def __post_init__(self) -> None:
         if self.exchange.needs_trust and self.key is not None and not self.trust_switch:
             raise UsageProblem(
                 "a switch has no key, so nothing shows that its sums are right: add --trust-switch, or leave"
                 " --mode switch out"
+            )
+        if self.tagged and (self.trust_switch or self.switch_key or self.exchange.needs_trust):
+            raise UsageProblem(
+                "a switch that adds takes no frames with a tag: leave --tags out, or do not let the switch add"
             )
         if self.switch_key is not None and self.key is None:
             raise UsageProblem(

@@ -137,6 +137,12 @@ def add_parser(subparsers: Any) -> None:
         help="send urgent frames before others, at this rate for all programs of this host together: a little less than"
         " the line's, as 950mbit (docs/own-network.md); taken away at the end",
     )
+    parser.add_argument(
+        "--tags",
+        action="store_true",
+        help="send frames with an 802.1p tag, whose priority switches may heed; hosts take frames with and without one."
+        " Some switches drop frames with a tag: `nicps doctor --network` tells (docs/own-network.md)",
+    )
     parser.set_defaults(func=run)
 
 
@@ -202,6 +208,7 @@ def _serve(args: argparse.Namespace, interrupts: list[int]) -> int:
         trust_switch=args.trust_switch,
         metrics=args.metrics,
         shape_bps=shape_rate(args.shape),
+        tagged=args.tags,
         timings=Timings(
             silence_s=args.silence,
             silence_most_s=max(args.silence, Timings().silence_most_s),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from nicps import wire
-from nicps.cli.arguments import add_data, parse_size
+from nicps.cli.arguments import add_data
+from nicps.cli.labshape import add_shape, add_switch, settings_of, switch_arguments
 from nicps.cli.submit import label_of, parse_settings, readable
 from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import (
@@ -28,7 +29,6 @@ from nicps.lab import (
     adding,
     down,
     parse_delay,
-    parse_loss,
     parse_probability,
     standing,
     state,
@@ -36,11 +36,9 @@ from nicps.lab import (
 )
 from nicps.lab.adding import Keys
 from nicps.lab.jobs import RunSettings, run_job
-from nicps.lab.settings import SWITCHES
 from nicps.lab.shield import orderly
 from nicps.lab.show import describe, describe_process, faults_text, headline, rows
 from nicps.lab.teardown import require_root
-from nicps.rates import parse_rate
 
 DEFAULT_NAME = "lab"
 
@@ -62,8 +60,8 @@ def add_parser(subparsers: Any) -> None:
 
     text = "make hosts h1 to hN, joined by a switch"
     command = _add(commands, "up", _up, text, DEFAULT_NAME)
-    _add_shape(command, LabSettings())
-    _add_switch(command)
+    add_shape(command, LabSettings())
+    add_switch(command)
     command.add_argument("--json", action="store_true", help="print the lab as JSON")
 
     command = _add(commands, "exec", _exec, "run a command on a host")
@@ -121,8 +119,8 @@ def add_parser(subparsers: Any) -> None:
 
     text = "make a lab, run a job in it, take it down; ends with a JSON line"
     command = _add(commands, "run", _run, text, otherwise="a new one")
-    _add_shape(command, LabSettings())
-    _add_switch(command)
+    add_shape(command, LabSettings())
+    add_switch(command)
     command.add_argument(
         "job",
         metavar="JOB_DIR",
@@ -175,41 +173,6 @@ def _add_hosts(command: argparse.ArgumentParser) -> None:
     command.add_argument("hosts", metavar="HOST", help="h1, several with commas, or all")
 
 
-def _add_shape(command: argparse.ArgumentParser, defaults: LabSettings) -> None:
-    command.add_argument(
-        "--hosts", metavar="N", type=int, default=defaults.hosts, help="default: %(default)s"
-    )
-    command.add_argument("--rate", help="1gbit, 100mbit ...: shape both ends of every cable")
-    command.add_argument(
-        "--mtu",
-        metavar="M",
-        type=int,
-        default=defaults.mtu,
-        help=f"agents need {wire.LEAST_MTU} (default: %(default)s)",
-    )
-    command.add_argument(
-        "--loss", metavar="P", default="0", help="2%% or 0.02: each port, each direction"
-    )
-
-
-def _add_switch(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--switch",
-        choices=SWITCHES,
-        default="bridge",
-        help="xdp: `nicps switch xdp run` on the switch's ports, which adds; the cables' middle is shaped"
-        " (default: %(default)s)",
-    )
-    command.add_argument(
-        "--memory", metavar="SIZE", help="with --switch xdp: the most that it may take for sums"
-    )
-    command.add_argument(
-        "--key",
-        action="store_true",
-        help="with --switch xdp: fresh keys, one of the network and one of the switch",
-    )
-
-
 def _in_order(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     def guarded(args: argparse.Namespace) -> int:
         with orderly():
@@ -218,31 +181,9 @@ def _in_order(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     return guarded
 
 
-def _settings(args: argparse.Namespace, name: str) -> LabSettings:
-    return LabSettings(
-        name=name,
-        hosts=args.hosts,
-        rate_bps=parse_rate(args.rate) if args.rate is not None else None,
-        mtu=args.mtu,
-        loss=parse_loss(args.loss),
-        switch=args.switch,
-    )
-
-
-def _switch_arguments(args: argparse.Namespace) -> tuple[str, ...]:
-    """Further arguments of `nicps switch xdp run`, except its key."""
-    if args.switch == "bridge" and (args.memory is not None or args.key):
-        option = "--key" if args.key else "--memory"
-        raise UsageProblem(f"{option} needs --switch xdp")
-    if args.memory is None:
-        return ()
-    parse_size(args.memory)
-    return ("--memory", args.memory)
-
-
 def _up(args: argparse.Namespace) -> int:
-    arguments = _switch_arguments(args)
-    settings = _settings(args, args.lab)
+    arguments = switch_arguments(args)
+    settings = settings_of(args, args.lab)
     lab = Lab(settings, _keys_folder(args.lab) if args.key else None)
     try:
         lab.up()
@@ -416,12 +357,12 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"{args.script} is not a file: --script names a Python script")
     settings = RunSettings(
         job=args.script.resolve().parent if args.script else Path(args.job[0]),
-        shape=_settings(args, name),
+        shape=settings_of(args, name),
         data=args.data,
         settings=values,
         user=args.user,
         runs=args.runs,
-        switch=_switch_arguments(args),
+        switch=switch_arguments(args),
         keyed=args.key,
         script=args.script,
         arguments=tuple(args.job) if args.script else (),

@@ -105,7 +105,7 @@ class Maps:
     def expect(self, nonce: int) -> Any:
         """From now on frames of that train are counted, from zero if they were not before; its `train`."""
         if int(self.train["nonce"]) != nonce:
-            self._train[0] = (nonce, 0, 0, 0)
+            self._train[0] = (nonce, 0, 0, 0, 0)
         return self.train
 
     @property

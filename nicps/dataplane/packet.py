@@ -37,6 +37,7 @@ class PacketSocket:
         all_destinations: receive frames to other hosts too: a switch's controller.
         seal: receive only frames with this destination: those that the XDP program has passed up (6 bytes).
         priority: of the frames that go out (SO_PRIORITY, `nicps.dataplane.htb`).
+        tag: their 802.1p tag, or nothing.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class PacketSocket:
         all_destinations: bool = False,
         seal: bytes | None = None,
         priority: int = 0,
+        tag: bytes = b"",
     ) -> None:
         self._name = interface.name
-        self._head = destination + interface.mac + struct.pack(">H", ethertype)
+        self._head = destination + interface.mac + tag + struct.pack(">H", ethertype)
         # Unbound and without a protocol it receives nothing, so no frame of another interface can slip in.
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:

@@ -9,12 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
 
 from nicps import wire
-from nicps.dataplane import bpf, egress, htb, loader, xdp
+from nicps.dataplane import bpf, egress, htb, loader, tags, xdp
 from nicps.dataplane.doorbell import Doorbell
 from nicps.dataplane.interface import LinkChanges, current_name, still_usable, usable
 from nicps.dataplane.maps import Maps
@@ -24,6 +25,8 @@ from nicps.layout import layout
 
 #: The programs that take frames of stripes and of servers, once one of them is loaded.
 _STRIPES, _SERVERS = "nicps_stripes", "nicps_servers"
+#: Slots of a channel's ring: more than its window.
+_CHANNEL_FRAMES = 128
 #: What a host that serves and trains runs for its own part.
 _OWN = "nicps_serve_own"
 
@@ -43,6 +46,7 @@ class DataPlane:
         ethertype: of our frames.
         destination: of the frames that this host sends: all hosts, or a multicast group (6 bytes).
         keyed: the network has a key: tokens and fragments are signed on their way out. `enter_view` then needs one.
+        tagged: the frames of this host have an 802.1p tag (`tags`). Frames of others are taken with one and without.
         shape_bps: put the frames of this host in order, at that rate for all programs together (`htb`).
 
     Raises:
@@ -59,6 +63,7 @@ class DataPlane:
         ethertype: int = wire.ETHERTYPE,
         destination: bytes = wire.BROADCAST,
         keyed: bool = False,
+        tagged: bool = False,
         shape_bps: int | None = None,
     ) -> None:
         programs: dict[str, loader.ProgramKind] = {xdp.PROGRAM: "xdp"}
@@ -84,13 +89,15 @@ class DataPlane:
             self.maps.config["seal"] = np.frombuffer(seal, np.uint8)
             self.maps.config["everybody"] = np.frombuffer(destination, np.uint8)
             self.doorbell = Doorbell(loaded.maps["doorbell"])
+            self.maps.config["tags"] = int(tagged)
+            tag = tags.tag(tags.control()) if tagged else b""
             self._packets = PacketSocket(
-                interface, ethertype, destination, seal=seal, priority=htb.CONTROL
+                interface, ethertype, destination, seal=seal, priority=htb.CONTROL, tag=tag
             )
             undo.callback(self._packets.close)
             self.link_changes = LinkChanges(interface.index)
             undo.callback(self.link_changes.close)
-            self.tx = TxRing(interface, ethertype, destination, priority=htb.of_urgency(0))
+            self.tx = TxRing(interface, ethertype, destination, tagged=tagged)
             undo.callback(self.tx.close)
             if keyed:
                 detach, mode = egress.attach(loaded.programs[egress.PROGRAM], interface)
@@ -107,6 +114,8 @@ class DataPlane:
         self.keyed = keyed
         self.iface = iface
         self._ifindex = interface.index
+        self._interface, self._frames = interface, (ethertype, destination)
+        self._tagged = tagged
         self.mac = interface.mac
         _log.info("XDP program on %s in %s mode", iface, self.mode)
 
@@ -125,6 +134,19 @@ class DataPlane:
         """Take the program off the interface and close everything; a second call does nothing."""
         with self._opening:
             self._undo.close()
+
+    def open_ring(self, urgency: int, *, tagged: bool | None = None) -> TxRing:
+        """One more ring, for frames of that urgency; the caller closes it.
+
+        Args:
+            tagged: with 802.1p tags; by default as all frames of this host.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        interface = replace(self._interface, name=current_name(self._ifindex, self.iface))
+        tagged = self._tagged if tagged is None else tagged
+        return TxRing(interface, *self._frames, _CHANNEL_FRAMES, urgency, tagged=tagged)
 
     def open_stripes(self) -> None:
         """From now on take frames of stripes, if the view has aggregators; before, they are dropped as `mode`.

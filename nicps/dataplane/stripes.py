@@ -282,9 +282,10 @@ class Stripes:
 
     def swallow(self, round_: int, aggregator: int, sums: int, channel: int = 0) -> None:
         """Make the window of that stripe smaller: so many of the round's sums of it send no contribution; 0: every one
-        does again.
+        does again. Nothing changes where nothing has been sent to it in that round.
         """
-        self._sent["swallow"][channel, round_ % self._banks, aggregator] = sums
+        if self.next_to_send(round_, aggregator, channel):
+            self._sent["swallow"][channel, round_ % self._banks, aggregator] = sums
 
     def swallows(self, round_: int, aggregator: int, channel: int = 0) -> int:
         """How many sums of that stripe still send no contribution."""

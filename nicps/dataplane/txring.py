@@ -24,6 +24,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
+from nicps.dataplane import htb, tags
 from nicps.dataplane.interface import QUEUE_FULL, Interface, explain_send
 from nicps.layout import layout
 from nicps.wire import BROADCAST, CONTRIBUTION_HEADER_BYTES, ETHERNET_BYTES, PAYLOAD_BYTES
@@ -38,8 +39,9 @@ _STATUS_AVAILABLE, _STATUS_SEND_REQUEST, _STATUS_SENDING, _STATUS_WRONG = 0, 1, 
 #: One frame with its struct tpacket2_hdr (32 bytes): two of them a page.
 _SLOT_BYTES = 2048
 _FRAME_AT = 32
-_LONGEST_BYTES = ETHERNET_BYTES + CONTRIBUTION_HEADER_BYTES + PAYLOAD_BYTES
+_LONGEST_BYTES = ETHERNET_BYTES + tags.BYTES + CONTRIBUTION_HEADER_BYTES + PAYLOAD_BYTES
 _MAC_BYTES = 6
+_TAG_AT = 2 * _MAC_BYTES
 #: What the kernel accounts a frame with, at most: the frame, and a buffer's head for each.
 _ACCOUNTED_BYTES = 2816
 
@@ -56,7 +58,8 @@ class TxRing:
     Args:
         destination: of frames without one of their own: all hosts, or a multicast group.
         frames: slots, a multiple of 2. 512 are 6.2 ms at 1 Gbit/s.
-        priority: of its frames (SO_PRIORITY, `nicps.dataplane.htb`).
+        urgency: of its frames, 0 to 7 (`nicps.dataplane.htb`).
+        tagged: frames have an 802.1p tag (`nicps.dataplane.tags`).
     """
 
     def __init__(
@@ -65,9 +68,12 @@ class TxRing:
         ethertype: int,
         destination: bytes = BROADCAST,
         frames: int = 512,
-        priority: int = 0,
+        urgency: int = 0,
+        *,
+        tagged: bool = False,
     ) -> None:
         self.frames = frames
+        self._tag = slice(_TAG_AT, _TAG_AT + tags.BYTES) if tagged else None
         self._name = interface.name
         self._next = 0
         self._full = False
@@ -75,8 +81,9 @@ class TxRing:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._epoll = select.epoll()
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
-            self._map(interface, destination + interface.mac + struct.pack(">H", ethertype))
+            tag = tags.tag(0) if tagged else b""
+            self._map(interface, destination + interface.mac + tag + struct.pack(">H", ethertype))
+            self.set_urgency(urgency)
         except BaseException:
             self.close()
             raise
@@ -99,10 +106,25 @@ class TxRing:
         words = slots.view(np.uint32)
         self._status = words[:, 0]
         self._length = words[:, 1]
+        self._head = len(head)
         self._frames = slots[:, _FRAME_AT : _FRAME_AT + _LONGEST_BYTES]
-        self._frames[:, :ETHERNET_BYTES] = np.frombuffer(head, np.uint8)
+        self._frames[:, : self._head] = np.frombuffer(head, np.uint8)
         self._destination = self._frames[0, :_MAC_BYTES].copy()
         self._epoll.register(self._socket.fileno(), select.EPOLLOUT | select.EPOLLET)
+
+    def set_urgency(self, urgency: int) -> None:
+        """Of the frames from now on."""
+        priority = htb.of_urgency(urgency)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
+        if self._tag is not None:
+            self.set_tags(tags.of_urgency(urgency))
+
+    def set_tags(self, *priorities: int) -> None:
+        """The priorities in the tags of a ring with tags, slot by slot in turn."""
+        assert self._tag is not None, "a ring without tags"
+        each = b"".join(map(tags.tag, priorities))
+        rows = np.frombuffer(each, np.uint8).reshape(len(priorities), tags.BYTES)
+        self._frames[:, self._tag] = rows[np.arange(self.frames) % len(priorities)]
 
     def fileno(self) -> int:
         """Readable when there is room again; `free` takes the event away."""
@@ -137,7 +159,7 @@ class TxRing:
         Returns how many of the k were taken, from the first on.
         """
         count = min(len(headers), self.free())
-        body = ETHERNET_BYTES + headers.shape[1]
+        body = self._head + headers.shape[1]
         to = self._destination if destination is None else destination
         done = 0
         while done < count:
@@ -145,7 +167,7 @@ class TxRing:
             here, there = slice(self._next, self._next + part), slice(done, done + part)
             frames = self._frames[here]
             frames[:, :_MAC_BYTES] = to[there] if to.ndim > 1 else to
-            frames[:, ETHERNET_BYTES:body] = headers[there]
+            frames[:, self._head : body] = headers[there]
             frames[:, body : body + PAYLOAD_BYTES] = payload[there]
             self._length[here] = body + PAYLOAD_BYTES
             # Last, since this gives the slot away. All other order follows from the system call in `flush`.

@@ -133,9 +133,32 @@ def table(report: Mapping[str, Any]) -> str:
     for row in rows:
         figures = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
         lines.append("  ".join([row[0].ljust(widths[0]), *figures]))
+    lines += ["", *tags(report)]
     for finding in findings(report):
         lines += ["", f"warn  {finding.found}", f"      -> {finding.mend}"]
     return "\n".join(lines)
+
+
+def tags(report: Mapping[str, Any]) -> list[str]:
+    """Where frames with an 802.1p tag arrive, and what follows for `nicps join --tags`."""
+    by_host = {host["name"]: host.get("tags") for host in report["hosts"]}
+    known = {name: seen for name, seen in by_host.items() if seen is not None}
+    lost = [name for name, seen in known.items() if not seen["received"]]
+    bare = [name for name, seen in known.items() if seen["received"] and not seen["tagged"]]
+    whole = [name for name, seen in known.items() if seen["tagged"]]
+    lines = []
+    if whole:
+        lines.append(f"tags  arrive at {', '.join(whole)}")
+    if bare:
+        lines.append(f"tags  are taken off on the way to {', '.join(bare)}, or by the NIC there")
+    if lost:
+        lines.append(f"tags  frames with one do not arrive at {', '.join(lost)}")
+        lines.append("      -> a switch drops frames with VID 0: leave out `nicps join --tags`")
+    elif known and len(known) == len(by_host):
+        lines.append(
+            "      -> `nicps join --tags` can be used, where switches heed 802.1p priorities"
+        )
+    return lines or ["tags  nothing is known of frames with an 802.1p tag"]
 
 
 def _asked(train: Mapping[str, Any]) -> str:

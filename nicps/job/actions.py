@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from nicps.job.script import LaunchScript
 from nicps.job.slow_work import Task
-from nicps.protocol import Phase, Send, SendFragments, SendServed, View
+from nicps.protocol import Narrow, Phase, Send, SendFragments, SendServed, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
 
@@ -357,6 +357,7 @@ class BeginTask:
 
 Action: TypeAlias = (
     Send
+    | Narrow
     | Transmit
     | TransmitServed
     | DropFragments

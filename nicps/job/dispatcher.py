@@ -78,6 +78,9 @@ class Dispatcher:
                 self._transmit(action)
             case protocol.SendServed():
                 self._send_served(action)
+            case protocol.Narrow(view):
+                if self.node.ring is not None and view == self.node.view.number:
+                    self._out.append(action)
             case protocol.Stepped():
                 orders = self._note_stepped(now, action)
             case protocol.Pulled():

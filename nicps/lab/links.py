@@ -3,7 +3,7 @@
 
   h1             h2           namespaces nicps-<lab>-h<n>
 [eth1]         [eth1]         02:00:0a:4d:00:<n>, 10.77.0.<n>/24
-  |              |            veth; tbf at both ends where a rate is asked for
+  |              |            veth; tbf at both ends where a rate is asked for; with priorities an HTB at the port's
 [ p1 ]         [ p2 ]         namespace nicps-<lab>-switch; XDP, and clsact once there is
   +----[ br0 ]---+            a fault
 
@@ -37,8 +37,9 @@ from pyroute2 import IPRoute, NetlinkError
 
 from nicps.dataplane import bpf
 from nicps.dataplane.loader import Loaded
-from nicps.lab import enter, namespaces
+from nicps.lab import enter, namespaces, priorities
 from nicps.lab.errors import LabProblem
+from nicps.lab.filters import add_filter
 from nicps.lab.settings import LabSettings
 
 BRIDGE = "br0"
@@ -52,6 +53,7 @@ _SIOCETHTOOL = 0x8946
 # The commands that read an offload; the next number sets it.
 _ETHTOOL_GRXCSUM, _ETHTOOL_GTXCSUM = 0x14, 0x16
 _ETHTOOL_GTSO, _ETHTOOL_GGSO, _ETHTOOL_GGRO = 0x1E, 0x23, 0x2B
+_ETHTOOL_GFLAGS, _FLAG_TXVLAN = 0x25, 1 << 7
 
 _MODES = {"xdp": "native", "xdpgeneric": "generic"}
 
@@ -140,6 +142,9 @@ def build(settings: LabSettings, xdp_program: int) -> None:
             netns = namespaces.host_name(settings.name, f"h{number}")
             index = _add_cable(ipr, settings, number, netns, bridge)
             attach(ipr, index, xdp_program)
+            if settings.priorities and settings.rate_bps is not None:
+                priorities.add_queues(ipr, index, settings.rate_bps)
+                keep_tags(port_name(number))
 
     def host(number: int, ipr: Any) -> None:
         ipr.link("set", index=1, state="up")
@@ -269,7 +274,7 @@ def _add_veth(
 
 
 def _shape(ipr: Any, index: int, settings: LabSettings) -> None:
-    if settings.rate_bps is not None:
+    if settings.rate_bps is not None and not settings.priorities:
         # pyroute2 takes a plain number as bytes per second.
         rate, burst = settings.rate_bps // 8, settings.burst_bytes
         ipr.tc("add", "tbf", index, rate=rate, burst=burst, limit=LIMIT_BYTES)
@@ -297,9 +302,19 @@ def _switch_off(name: str, *offloads: int) -> None:
                 _ethtool(control, name, read + 1)
 
 
-def _ethtool(control: socket.socket, name: str, command: int) -> int:
+def keep_tags(name: str) -> None:
+    """Let frames leave there with their VLAN tags in them, as from a real switch; in this thread's namespace.
+
+    Otherwise a veth hands a tag over beside the frame, where no XDP program sees it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        flags = _ethtool(control, name, _ETHTOOL_GFLAGS)
+        _ethtool(control, name, _ETHTOOL_GFLAGS + 1, flags & ~_FLAG_TXVLAN)
+
+
+def _ethtool(control: socket.socket, name: str, command: int, argument: int = 0) -> int:
     """The value after a command with the value 0."""
-    value = array.array("I", [command, 0])
+    value = array.array("I", [command, argument])
     request = struct.pack("16sQ16x", name.encode(), value.buffer_info()[0])
     fcntl.ioctl(control, _SIOCETHTOOL, request)
     return value[1]
@@ -325,17 +340,7 @@ def _hook(ipr: Any, index: int, programs: Sequence[tuple[int, str, int]]) -> Non
         ipr.tc("del", "clsact", index)
     ipr.tc("add", "clsact", index)
     for parent, name, program in programs:
-        ipr.tc(
-            "add-filter",
-            "bpf",
-            index,
-            ":1",
-            fd=program,
-            name=name,
-            parent=parent,
-            classid=1,
-            direct_action=True,
-        )
+        add_filter(ipr, index, parent, name, program)
 
 
 def _status(link: Any) -> LinkStatus:

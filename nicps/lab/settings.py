@@ -30,7 +30,8 @@ class LabSettings:
     `rate_bps` shapes both ends of every cable, in bits per second (None: unshaped); `loss` is the
     probability, 0 to 1, that a switch port drops a frame, in each direction on its own. `switch` is
     `bridge`, or `xdp`: a namespace for `nicps switch xdp run`, behind cables that have a middle. `burst_bytes` pass a
-    shaped cable at once after a pause.
+    shaped cable at once after a pause. With `priorities` ports send frames of a higher 802.1p priority first, at that
+    rate. The hosts' ends are not shaped then: `nicps join --shape` can do that.
     """
 
     name: str = "lab"
@@ -40,6 +41,7 @@ class LabSettings:
     loss: float = 0.0
     switch: str = "bridge"
     burst_bytes: int = 128 * 1024
+    priorities: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -54,6 +56,10 @@ class LabSettings:
             raise UsageProblem(f"the loss must be 0 to 1 (or 0% to 100%), not {self.loss}")
         if self.rate_bps is not None and not LEAST_RATE_BPS <= self.rate_bps <= MOST_RATE_BPS:
             raise UsageProblem(f"the rate must be 8kbit to 34gbit, not {self.rate_bps} bit/s")
+        if self.priorities and (self.rate_bps is None or self.adds):
+            raise UsageProblem(
+                "priorities need a rate (--rate): without one no frame waits for another; and a bridge as the switch"
+            )
         if self.switch not in SWITCHES:
             raise UsageProblem(
                 f"a lab's switch is one of {', '.join(SWITCHES)}, not {self.switch!r}"

@@ -29,6 +29,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     timers.py        retransmission, want, failure detector (R16, R17)
     ring.py          the token at one member: take it, forward it, wait for it (R9, R10, R16)
     channels.py      the ring of a phase with several channels
+    restraint.py     the share of the line that urgent rounds may take
     local_host.py    this host in the network: its state, its view, its number
     rings.py         the ring in force, and that of the phase to come
     decision.py      a decision at the lead, until all have acknowledged it
@@ -64,6 +65,7 @@ from nicps.protocol.actions import (
     Failed,
     Installed,
     Joiner,
+    Narrow,
     Need,
     NoProgress,
     NotAdded,
@@ -108,6 +110,7 @@ __all__ = [
     "Joiner",
     "KernelState",
     "Member",
+    "Narrow",
     "Need",
     "NoProgress",
     "Node",

@@ -134,6 +134,19 @@ class SendFragments:
 
 
 @dataclass(frozen=True, slots=True)
+class Narrow:
+    """Make windows of a round smaller, or as large as before (docs/channels.md, "Order on the wire").
+
+    `swallow` has pairs of an aggregator, and how many sums of its stripe send no contribution.
+    """
+
+    view: int
+    round: int
+    channel: int
+    swallow: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Joiner:
     """A host that answered the lead's call (R20); `fresh` is its nonce."""
 
@@ -366,6 +379,7 @@ Action: TypeAlias = (
     Send
     | SendFragments
     | SendServed
+    | Narrow
     | Stepped
     | Pulled
     | ReadByAll

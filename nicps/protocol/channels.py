@@ -7,6 +7,7 @@ binds them together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,11 +15,13 @@ from nicps import wire
 from nicps.protocol.actions import Action, Closed, Send
 from nicps.protocol.announcer import Announcer
 from nicps.protocol.carried import Carried, Offer
-from nicps.protocol.exchange import exchanger_of
+from nicps.protocol.exchange import Exchanger, exchanger_of
+from nicps.protocol.exchange.giving_way import LineFigures
 from nicps.protocol.kernel import ChannelledReceiver, ChannelState, KernelState, Receiver
 from nicps.protocol.open_round import OpenRound
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
 from nicps.protocol.progress import lacks_in
+from nicps.protocol.restraint import Restraint
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Lacking, Steps
 from nicps.protocol.step import Step
@@ -51,6 +54,7 @@ class Channel:
             width_next=width,
             offered=(0, conversion) if of.round & 1 else (conversion, 0),
             clock=exchange.clock,
+            urgency=phase.channels[of.channel].urgency,
         )
 
 
@@ -97,6 +101,17 @@ class ChannelledRing(Ring):
             [of for of, other in zip(self._all, plans, strict=True) if other.urgency > own.urgency]
             for own in plans
         ]
+        line, below = LineFigures(), [list[Exchanger]() for _ in plans]
+        for open_, ahead in zip(self._all, self._ahead, strict=True):
+            open_.exchange.give_way_to([each.exchange for each in ahead], line)
+            for each in ahead:
+                below[each.channel].append(open_.exchange)
+        #: The most urgent channel first.
+        self._in_order = sorted(self._all, key=lambda of: -plans[of.channel].urgency)
+        self._begun = frozenset[int]()  # the channels whose lists are known here
+        exchanges = [of.exchange for of in self._all]
+        share = 1.0 if phase.planned else timings.urgent_share
+        self._restraint = Restraint(share, exchanges, below)
 
     def _of(self, channel: int) -> OpenRound | None:
         """That channel's open round; None: the phase has no such channel."""
@@ -126,6 +141,11 @@ class ChannelledRing(Ring):
         step = Step(self.phase, self._view, self.number, rounds, None)
         return step.current > 0 and not step.under_way
 
+    def batch(self, channel: int) -> int:
+        """As many frames of that channel may wait in this host's queues; 0: any number."""
+        of = self._of(channel)
+        return of.exchange.batch if of is not None else 0
+
     @property
     def awaits_lanes(self) -> bool:
         """Others wait for lanes that this host's training program has not converted yet."""
@@ -137,6 +157,7 @@ class ChannelledRing(Ring):
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         state, phase = super().kernel, self.phase
+        state.urgency = phase.channels[0].urgency
         state.channels = tuple([channel.kernel(phase) for channel in self._channels])
         return state
 
@@ -144,11 +165,18 @@ class ChannelledRing(Ring):
 
     def freeze(self) -> None:
         """Another phase or view is coming, for all channels."""
+        self._end_restraint()
         for of in self._all:
             of.freeze()
 
+    def _end_restraint(self) -> None:
+        """Offers that wait go along."""
+        for offer in self._restraint.release(math.inf):
+            self._all[offer.channel].offer(offer)
+
     def carry(self) -> Carried:
         """What goes along into the next view."""
+        self._end_restraint()
         others = tuple(channel.of.carry() for channel in self._channels)
         carried = replace(super().carry(), others=others)
         if self.step is None or not self.step.under_way:
@@ -191,6 +219,8 @@ class ChannelledRing(Ring):
     def offer(self, now: float, offer: Offer) -> Steps:
         """A contribution to a round of its channel is ready."""
         of = self._of(offer.channel)
+        if of is not None and self._restraint.holds(now, offer):
+            return []
         if of is None or not of.offer(offer):
             return [*self._tell_excluded()]
         return self._go_on(now)
@@ -221,7 +251,9 @@ class ChannelledRing(Ring):
     def on_list(self, now: float, members: int, unit: int, channel: int = 0) -> Steps:
         """The first contribution to the open round of that channel came to this host's kernel."""
         of = self._of(channel)
-        return [*of.exchange.on_list(now, members, unit)] if of is not None else []
+        if of is None:
+            return []
+        return [*of.exchange.on_list(now, members, unit), *self._make_way(now)]
 
     def on_lacking(self, now: float, frame: wire.Frame) -> Steps:
         """An aggregator answers what this member has asked."""
@@ -233,13 +265,24 @@ class ChannelledRing(Ring):
 
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contributions were converted."""
-        steps: Steps = []
-        for channel in self._channels:
-            channel.exchange.note_urgent(self._is_behind(channel.of.channel))
-            steps += channel.exchange.advance(now)
-        self._exchange.note_urgent(self._is_behind(0))
-        steps += super().advance(now)
+        steps = super().advance(now)
         return steps + self._report(now)
+
+    def _advance(self, now: float) -> Steps:
+        """The most urgent channel first: the windows of the others follow from it."""
+        steps: Steps = []
+        for of in self._in_order:
+            of.exchange.note_urgent(now, self._is_behind(of.channel))
+            steps += of.exchange.advance(now)
+        return steps
+
+    def _make_way(self, now: float) -> Steps:
+        """Once the list of a round is known, the windows of less urgent ones get smaller at once."""
+        if not self._channels:
+            return []
+        before = self._begun
+        self._begun = frozenset(of.channel for of in self._all if of.exchange.knows_list)
+        return self._advance(now) if self._begun - before else []
 
     def _is_behind(self, channel: int) -> bool:
         """A round of a higher urgency is on its way here: what is less urgent waits for it."""
@@ -310,7 +353,7 @@ class ChannelledRing(Ring):
                     channel.begin(self.phase, self._view)
                 steps += channel.announcer.settle(now)
             if self.rounds == before:
-                return steps
+                return steps + self._make_way(now)
 
     def _note_list(self) -> None:
         """The step's list may have become known, by a token or by offers; a member outside it has nothing to give."""
@@ -348,7 +391,7 @@ class ChannelledRing(Ring):
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
-        due = super().deadline()
+        due = min(super().deadline(), self._restraint.due())
         for channel in self._channels:
             due = min(due, channel.announcer.due, channel.exchange.deadline())
         return due
@@ -358,7 +401,11 @@ class ChannelledRing(Ring):
         steps: Steps = []
         if any(now >= channel.exchange.deadline() for channel in self._channels):
             steps += self.advance(now)
-        return steps + super().tick(now)
+        return steps + self._release(now) + super().tick(now)
+
+    def _release(self, now: float) -> Steps:
+        """Offers that have waited long enough."""
+        return [step for offer in self._restraint.release(now) for step in self.offer(now, offer)]
 
     def _repeat(self, now: float) -> Steps:
         """One timer serves all channels: one of those that are due is announced, in turn."""

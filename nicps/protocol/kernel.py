@@ -95,6 +95,7 @@ class ChannelState:
     width_next: int
     offered: tuple[int, int]
     clock: int
+    urgency: int
 
 
 @dataclass(slots=True)  # a frozen one takes seven times as long to make; one follows every event
@@ -103,7 +104,7 @@ class KernelState:
 
     `aggregators`, `width`: of stripes, in the open round; `_next`: in later ones. `offered`, by parity: the conversion
     of this host's lanes that counts. `clock`: the agent is woken after so many sums. `partner`: parameters are taken of
-    that member, too. `channels`: the same of channels 1 and up.
+    that member, too. `urgency`: of this channel's frames. `channels`: the same of channels 1 and up.
     """
 
     round: int
@@ -121,4 +122,5 @@ class KernelState:
     offered: tuple[int, int] = (0, 0)
     clock: int = 0
     partner: int = 0
+    urgency: int = 0
     channels: tuple[ChannelState, ...] = ()

@@ -49,6 +49,9 @@ class Timings:
 
     `alone`: one of two hosts goes on without the other, whichever it is. Cut apart, both do; healed, the one with
     the lower view, ballot or MAC address takes the other's state.
+
+    `urgent_share`: of the time, that rounds of one channel may take while less urgent ones are under way, where no step
+    binds them together (`Restraint`).
     """
 
     call_s: float = 0.1
@@ -65,6 +68,7 @@ class Timings:
     stop_s: float = 3.0
     sums_s: float = 0.5
     alone: bool = False
+    urgent_share: float = 0.9
 
     @property
     def beacon_s(self) -> float:

@@ -20,7 +20,7 @@ IN_VAIN = 30
 #: Between two asks counts no more than this part of `Timings.silence_most_s`, and the others have as long to report.
 _PART = 1 / 3
 #: How much the time of a round counts that waits for a more urgent one.
-_BEHIND = 0.1
+BEHIND = 0.1
 #: Between two reports of a member every other one reports as well; a few of them may be lost.
 _LOST = 5
 #: Verdicts of a member that may wait for the lead to replace the exchange.
@@ -57,7 +57,7 @@ class Progress:
             self._have = have
             self._restart(now)
         waited_s = min(now - self._asked_at, self._limit_s * _PART)
-        self._waited_s += waited_s * _BEHIND if self.behind else waited_s
+        self._waited_s += waited_s * BEHIND if self.behind else waited_s
         self._in_vain += self._asked
         self._asked, self._asked_at = asks, now
         if self._waited_s >= self._limit_s and self._in_vain >= IN_VAIN:

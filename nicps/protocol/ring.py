@@ -139,11 +139,15 @@ class Ring(RingParts):
 
     def advance(self, now: float) -> Steps:
         """Sums came to this host's kernel, or lanes of its contribution were converted."""
-        steps: Steps = [*self._exchange.advance(now), *self._settle(now)]
+        steps: Steps = [*self._advance(now), *self._settle(now)]
         if self._exchange.kind.broadcasts_marks and self._control.token is not None:
             steps += self._report_lacks(now, self._control.token)
         # This comes often. A member that has asked for the token asks again in time.
         return steps + (self._act_or_want(now) if self._want.at == math.inf else [])
+
+    def _advance(self, now: float) -> Steps:
+        """Send what there is room for, and ask for what has not come."""
+        return [*self._exchange.advance(now)]
 
     def on_want(self, now: float, frame: wire.Frame) -> Steps:
         """A member tells its ready samples, or wants the token (a parked one is handed over)."""

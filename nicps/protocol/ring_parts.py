@@ -123,6 +123,10 @@ class RingParts:
         """What the XDP program must know now."""
         return self._control.kernel(self.holding)
 
+    def batch(self, channel: int) -> int:
+        """As many frames of that channel may wait in this host's queues; 0: any number."""
+        return 0
+
     # ---- from view to view
 
     def freeze(self) -> None:

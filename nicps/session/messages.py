@@ -340,6 +340,14 @@ class TrainSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TagsSeen:
+    """What another host has counted of the train with 802.1p tags."""
+
+    received: Annotated[int, Field(COUNT, "frames")]
+    tagged: Annotated[int, Field(COUNT, "those whose tags have reached its XDP program")]
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTrips:
     """Times from a question to its answer."""
 
@@ -365,6 +373,10 @@ class ProbedHost:
             listed(nullable(record(TrainSeen)), "objects"), "every train; null without an answer"
         ),
     ]
+    tags: Annotated[
+        TagsSeen | None,
+        Field(nullable(record(TagsSeen)), "the train with tags; null without an answer"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +392,7 @@ class Probe(Message):
     hosts: Annotated[
         tuple[ProbedHost, ...], Field(listed(record(ProbedHost), "objects"), "who answered")
     ]
+    tagged: Annotated[int, Field(COUNT, "frames of one more train, with 802.1p tags")] = 0
 
 
 @dataclass(frozen=True, slots=True)

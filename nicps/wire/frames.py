@@ -276,7 +276,7 @@ class Echo:
     busy: Annotated[int, u8("1: a job is under way here, or a measurement of its own")] = 0
     reserved: Annotated[int, u8("0")] = 0
     reserved2: Annotated[int, u16("0")] = 0
-    reserved3: Annotated[int, u32("0")] = 0
+    tagged: Annotated[int, u32("frames of it that came with an 802.1p tag")] = 0
 
 
 @dataclass(frozen=True, slots=True)

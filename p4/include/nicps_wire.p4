@@ -340,7 +340,7 @@ header nicps_echo_t {
     bit<8> busy;       /* 1: a job is under way here, or a measurement of its own */
     bit<8> reserved;   /* 0 */
     bit<16> reserved2; /* 0 */
-    bit<32> reserved3; /* 0 */
+    bit<32> tagged;    /* frames of it that came with an 802.1p tag */
 }
 
 // One frame's worth of a gradient in stripes, to its aggregator; `PAYLOAD_BYTES` of lanes follow.

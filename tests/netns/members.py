@@ -387,3 +387,17 @@ class Network:
             child.communicate()
             raise
         return Ended(child.returncode, out or "", err or "")
+
+
+class Keeping(Network):
+    """The training programs keep files in the folder `kept`, which is their argument."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kept = self.folder / "kept"
+        self.kept.mkdir()
+        self.kept.chmod(0o777)
+        self.folder.chmod(0o755)
+
+    def program_arguments(self, host: str) -> list[Path]:
+        return [self.kept]

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nicps.lab import namespaces
+from nicps.dataplane import bpf
+from nicps.lab import links, namespaces
 from tests.netns.labs import NICPS, until
 from tests.netns.members import Network, tiny_job
 from tests.netns.wires import run
@@ -51,10 +54,54 @@ def test_a_good_lan(network: Network) -> None:
         assert [train["received"] for train in host["trains"]] == sent
         assert host["round_trip_us"]["min"] <= host["round_trip_us"]["median"] < 1e6
         after = network.agents[host["name"]].status()["counters"]
-        assert after["probed"] - before[host["name"]]["probed"] == sum(sent), "in the kernel"
+        probed = sum(sent) + report["tagged"]
+        assert after["probed"] - before[host["name"]]["probed"] == probed, "in the kernel"
         assert after["control"] - before[host["name"]]["control"] < 400, "only questions go up"
     ended = network.command("h3", "doctor", "--network", "--seconds", "0.05")
     assert [line.split()[0] for line in ended.out.splitlines()[2:5]] == ["h1", "h2", "h4"]
+
+
+def test_where_tags_arrive(network: Network) -> None:
+    """The port of h2 leaves them in the frames. A bridge has taken them out, and other ports do not put them back."""
+    switch = namespaces.switch_name(network.lab.name)
+    namespaces.inside(switch, lambda: links.keep_tags("p2"))
+    report = measured(network)
+    sent = report["tagged"]
+    assert sent > 20
+    assert [host["tags"] for host in report["hosts"]] == [
+        {"received": sent, "tagged": sent if host == "h2" else 0} for host in ("h2", "h3", "h4")
+    ]
+    out = network.command("h1", "doctor", "--network", "--seconds", "0.05").out
+    assert "tags  arrive at h2\n" in out
+    assert "tags  are taken off on the way to h3, h4, or by the NIC there" in out
+    assert "`nicps join --tags` can be used" in out
+
+
+#: A TC program: r2 = skb->vlan_present; r0 = TC_ACT_OK; if r2 == 0 goto exit; r0 = TC_ACT_SHOT; exit
+_DROP_TAGGED = struct.pack(
+    "=" + 5 * "BBhi",
+    *(0x61, 0x12, 20, 0),
+    *(0xB7, 0, 0, 0),
+    *(0x15, 2, 1, 0),
+    *(0xB7, 0, 0, 2),
+    *(0x95, 0, 0, 0),
+)
+
+
+def test_a_port_that_drops_tags(network: Network) -> None:
+    """Frames of h1 that have one, as some switches do; all others pass."""
+    program = bpf.program_load(bpf.PROGRAM_TYPES["sched_cls"], _DROP_TAGGED, 0, "drop_tagged")
+    with at_the_switch(network, "ip link set p1 up", "tc qdisc del dev p1 clsact"):
+        hook = (links._CLSACT_INGRESS, "drop_tagged", program)
+        netns = namespaces.switch_name(network.lab.name)
+        links.with_netlink(netns, lambda ipr: links._hook(ipr, links.index_of(ipr, "p1"), [hook]))
+        os.close(program)
+        report = measured(network)
+        assert said(report) == []
+        assert {host["tags"]["received"] for host in report["hosts"]} == {0}
+        ended = network.command("h1", "doctor", "--network", "--seconds", "0.05")
+    assert "tags  frames with one do not arrive at h2, h3, h4" in ended.out
+    assert "leave out `nicps join --tags`" in ended.out
 
 
 def test_a_port_that_throttles(network: Network) -> None:

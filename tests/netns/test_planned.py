@@ -17,7 +17,7 @@ import pytest
 from nicps.collective.feedback import Compressed
 from tests.collectives import make
 from tests.netns.labs import ROOT, until
-from tests.netns.members import Network, tiny_job
+from tests.netns.members import Keeping, Network, tiny_job
 from tests.netns.planned_program import REPLANNED, SIZES, drawn
 
 PROGRAM = ROOT / "tests" / "netns" / "planned_program.py"
@@ -25,25 +25,11 @@ PLACES = [(channel, place) for channel, sizes in enumerate(SIZES) for place in r
 SETTINGS = {"priorities": 2, "exchange": "stripes", "batch": 12, "quorum": 1.0}
 
 
-class Planned(Network):
-    """Hosts with such programs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.kept = self.folder / "kept"
-        self.kept.mkdir()
-        self.kept.chmod(0o777)
-        self.folder.chmod(0o755)
-
-    def program_arguments(self, host: str) -> list[Path]:
-        return [self.kept]
-
-
 @pytest.fixture
-def network(request: pytest.FixtureRequest) -> Iterator[Planned]:
+def network(request: pytest.FixtureRequest) -> Iterator[Keeping]:
     """No host is taken for silent that is not, however busy the machine is: its program could not come back."""
     silence = getattr(request, "param", "20")
-    with Planned(3, program=PROGRAM, arguments=("--silence", silence)) as made:
+    with Keeping(3, program=PROGRAM, arguments=("--silence", silence)) as made:
         made.up()
         yield made
 
@@ -98,7 +84,7 @@ class Reference:
 
 @pytest.mark.short("i8")
 @pytest.mark.parametrize("lane", ["i8", "i32"])
-def test_sums_of_both_channels(network: Planned, lane: str) -> None:
+def test_sums_of_both_channels(network: Keeping, lane: str) -> None:
     """Each part's sum is that of the reference at all members, and so is what rounding has left over."""
     run = network.train(tiny_job(network.folder), **SETTINGS, rounds=12, lane=lane)
     assert run.result["rounds"] == 12 and run.result["weights_identical"]
@@ -109,7 +95,7 @@ def test_sums_of_both_channels(network: Planned, lane: str) -> None:
         assert set(map(tuple, counted.values())) == {(1, 2, 3)}
 
 
-def test_another_plan(network: Planned) -> None:
+def test_another_plan(network: Keeping) -> None:
     """The lead's program decides on it: from the next step on the same parts go out on three channels."""
     (network.kept / "plan").touch()
     run = network.train(tiny_job(network.folder), **SETTINGS, rounds=8, lane="i16")
@@ -147,7 +133,7 @@ def result_of(network: Network) -> dict[str, Any]:
 @pytest.mark.short("h3-")
 @pytest.mark.parametrize("network", ["3"], indirect=True, ids=[""])
 @pytest.mark.parametrize("lost", ["h3", "h1"])
-def test_a_host_is_lost_between_two_commits_of_a_step(network: Planned, lost: str) -> None:
+def test_a_host_is_lost_between_two_commits_of_a_step(network: Keeping, lost: str) -> None:
     """Another member, or the lead. Its gradient is in the parts that were committed, and in no other."""
     steps, held = 8, network.kept / "held"
     (network.kept / "hold").write_text("h2 0.2 3")  # the last part that it offers

@@ -112,6 +112,8 @@ class ChannelHost(Host):
                 self.outbox.send(action)
             case protocol.SendFragments():
                 self._transmit(action)
+            case protocol.Narrow():
+                self.at(action.channel).kernel.stripes.narrow(action)
             case protocol.Installed(view=view):
                 self.keep_key(view)
                 self.kernel.clear()

@@ -119,8 +119,9 @@ class ChannelLan(Lan):
         channels = rng.choice((1, 2, 2, 3, 3, 4, 8))
         most = min(6, wire.MOST_ROUNDS // channels)
         found = []
+        sizes = (1, 3, 9) if self.conditions.loss else (1, 3, 9, 40)
         for channel in range(channels):
-            rounds = tuple(rng.choice((1, 3, 9)) for _ in range(rng.randint(1, most)))
+            rounds = tuple(rng.choice(sizes) for _ in range(rng.randint(1, most)))
             urgency = rng.choice((channel, 7 - channel))
             found.append(ChannelPlan(urgency, max(rounds), rounds))
         return tuple(found)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nicps import wire
-from nicps.protocol import KernelState, SendFragments
+from nicps.protocol import KernelState, Narrow, SendFragments
 from nicps.wire import FrameType
 from tests.simulator.gradients import Lane, round_sum
 from tests.simulator.places import (
@@ -49,6 +49,7 @@ class Stripes:
         self.asked: dict[int, Asked] = {}
         # by bank and aggregator: the round, and the fragment that is sent next
         self.next: dict[tuple[int, int], tuple[int, int]] = {}
+        self.swallows: dict[tuple[int, int], int] = {}  # so many sums send nothing
         self.open: set[int] = set()
         self.rest = [(0, 0), (0, 0)]  # by bank: what contributions to a switch say of remainders
 
@@ -105,8 +106,11 @@ class Stripes:
             if striped.type is FrameType.CONTRIBUTION and not action.repair:
                 self.rest[action.round & 1] = striped.rest_view, striped.behind
                 owner, end = owner_of(first, fragments, striped.aggregators), first + count
+                key = action.round & 1, owner
+                if self.next.get(key, (0, 0))[0] != action.round:
+                    self.swallows[key] = 0
                 if self.next_to_send(action.round, owner) < end:
-                    self.next[action.round & 1, owner] = action.round, end
+                    self.next[key] = action.round, end
             for index in range(first, first + count):
                 to: bytes | None = None
                 lane, number, own = NO_LANE, 0, self.records.own[action.round & 1][index]
@@ -129,6 +133,12 @@ class Stripes:
                 frame = StripeFrame(striped.type, *whose, to, *what, lane, number, *rest)
                 host.lan.stripe(host, frame, start)
         return start
+
+    def narrow(self, action: Narrow) -> None:
+        """The agent makes windows smaller, or as large as before."""
+        for owner, sums in action.swallow:
+            if self.next_to_send(action.round, owner):
+                self.swallows[action.round & 1, owner] = sums
 
     # ---- frames
 
@@ -312,6 +322,9 @@ class Stripes:
         host, bank = self.host, frame.round & 1
         index = self.next_to_send(frame.round, frame.sender)
         listed = frame.members >> host.node.number - 1 & 1
+        if listed and self.swallows.get((bank, frame.sender)):
+            self.swallows[bank, frame.sender] -= 1
+            return
         if not listed or not index or index >= min(stripe.stop, records.room):
             return
         own = records.own[bank][index]

@@ -208,7 +208,7 @@ def test_bcc_stays_in_the_compiling_child() -> None:
 
 
 def test_nothing_of_the_product_knows_the_lab() -> None:
-    allowed = ("nicps/lab/", "nicps/bench/", "nicps/cli/lab.py")
+    allowed = ("nicps/lab/", "nicps/bench/", "nicps/cli/lab.py", "nicps/cli/labshape.py")
     lab = [i for i in imports("nicps", "trainer") if i.within("nicps.lab")]
     assert lab and [i for i in lab if not i.where.startswith(allowed)] == []
 

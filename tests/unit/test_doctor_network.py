@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nicps.doctor.network import findings, table
+from nicps.doctor.network import findings, table, tags
 
 RATES = (3e6, 30e6, 1e9, None)
 
@@ -104,3 +104,32 @@ def test_the_table_is_aligned() -> None:
     assert len({len(line) for line in (heads, one, other)}) == 1
     assert " ".join(one.split()) == "h2 0.0% ? 100.0% 0.0% 0.09 ms 0.12 ms 1.90 ms 90 Mbit/s"
     assert other.split()[5:8] == ["?", "?", "?"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "lines"),
+    [
+        ({"received": 90, "tagged": 90}, ["arrive at h2", "--tags` can be used"]),
+        ({"received": 90, "tagged": 0}, ["are taken off on the way to h2", "--tags` can be used"]),
+        ({"received": 0, "tagged": 0}, ["do not arrive at h2", "leave out `nicps join --tags`"]),
+        (None, ["nothing is known"]),
+    ],
+)
+def test_where_tags_arrive(seen: dict[str, int] | None, lines: list[str]) -> None:
+    """That is no fault, and no advice where a host has not told."""
+    made = report(ALL, tags=seen)
+    assert findings(made) == []
+    found = tags(made)
+    assert len(found) == len(lines)
+    assert all(text in line for text, line in zip(lines, found, strict=True)), found
+    assert "\n".join(found) in table(made)
+
+
+def test_tags_of_several_hosts() -> None:
+    """One drops them: then no host should send them. One has not told: nothing is advised."""
+    made = report(ALL, tags={"received": 9, "tagged": 9})
+    made["hosts"] += report(ALL, name="h3", tags={"received": 0, "tagged": 0})["hosts"]
+    assert tags(made)[0] == "tags  arrive at h2"
+    assert "leave out" in tags(made)[-1]
+    made["hosts"][1]["tags"] = None
+    assert tags(made) == ["tags  arrive at h2"]

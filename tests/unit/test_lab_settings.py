@@ -186,6 +186,8 @@ def test_nothing_to_signal_is_told() -> None:
         {"loss": float("nan")},
         {"rate_bps": 0},
         {"rate_bps": 10**12},
+        {"priorities": True},
+        {"priorities": True, "rate_bps": 10**9, "switch": "xdp"},
     ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:

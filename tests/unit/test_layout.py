@@ -48,8 +48,8 @@ def test_parse() -> None:
 
 def test_the_headers_records_are_the_compilers() -> None:
     records, limits = layout().records, layout().limits
-    assert records["config"].itemsize == 168
-    assert (records["channel"].itemsize, records["sent"].itemsize) == (48, 16)
+    assert records["config"].itemsize == 176
+    assert (records["channel"].itemsize, records["sent"].itemsize) == (56, 16)
     assert (records["window"].itemsize, records["token_window"].itemsize) == (40, 16)
     assert (limits["CHANNELS"], limits["SENDERS"]) == (wire.MAX_CHANNELS, wire.MAX_MEMBERS + 1)
     assert limits["COUNTS"] == wire.MAX_MEMBERS + wire.MAX_CHANNELS

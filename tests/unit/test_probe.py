@@ -41,11 +41,11 @@ class Plane(NoKernel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.train = {"nonce": 0, "first_ns": 0, "last_ns": 0, "count": 0}
+        self.train = {"nonce": 0, "first_ns": 0, "last_ns": 0, "count": 0, "tagged": 0}
 
     def expect(self, nonce: int) -> dict[str, int]:
         if self.train["nonce"] != nonce:
-            self.train.update(nonce=nonce, first_ns=0, last_ns=0, count=0)
+            self.train.update(nonce=nonce, first_ns=0, last_ns=0, count=0, tagged=0)
         return self.train
 
 
@@ -165,12 +165,12 @@ def test_a_train_that_comes_in_is_counted_on(host: Host) -> None:
     host.asked(THIRD, OLD)
     (answer,) = host.asked(OTHER, 5)
     assert (answer.count, host.train["nonce"]) == (0, 5), "none is coming in"
-    host.train.update(first_ns=host.now_ns(), last_ns=host.now_ns(), count=9)
+    host.train.update(first_ns=host.now_ns(), last_ns=host.now_ns(), count=9, tagged=4)
     host.now += 0.2
     (answer,) = host.asked(THIRD, OLD)
     assert (answer.nonce, answer.count, answer.last_ns) == (OLD, 0, 0)
     (answer,) = host.asked(OTHER, 5, 2)
-    assert answer.count == 9
+    assert (answer.count, answer.tagged) == (9, 4)
     (answer,) = host.asked(OTHER, 6, 3)
     assert (answer.count, host.train["nonce"]) == (0, 6), "its own next one"
     host.train.update(last_ns=host.now_ns(), count=9)

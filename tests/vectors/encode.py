@@ -43,7 +43,7 @@ LAYOUTS = {
     "grant": "seed:16s siphash:16s name:14s lead:H",
     "grant_member": "mac:6s number:H",
     "script": "run:Q at:Q step:B rank:B waits:H reserved:I",
-    "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H reserved3:I",
+    "echo": "nonce:Q first_ns:Q last_ns:Q count:I number:I busy:B reserved:B reserved2:H tagged:I",
 }
 STRIPES = ("contribution", "sum", "ask", "lacking")
 LAYOUTS |= dict.fromkeys(

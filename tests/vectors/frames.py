@@ -311,7 +311,19 @@ FRAMES = (
     Vector(
         "echo",
         HEADER | {"view": 0, "round": 0, "sender": 0},
-        (("echo", {"nonce": U64, "first_ns": 1, "last_ns": U64, "count": U32, "number": 7}),),
+        (
+            (
+                "echo",
+                {
+                    "nonce": U64,
+                    "first_ns": 1,
+                    "last_ns": U64,
+                    "count": U32,
+                    "number": 7,
+                    "tagged": U32 - 1,
+                },
+            ),
+        ),
         b"h2",
     ),
     Vector(

@@ -138,7 +138,7 @@ class XdpTarget:
 
     def expect(self, nonce: int) -> None:
         """Count the train of that nonce."""
-        self._train[0] = (nonce, 0, 0, 0)
+        self._train[0] = (nonce, 0, 0, 0, 0)
 
     def counted(self) -> int:
         """Frames of the train that was expected."""

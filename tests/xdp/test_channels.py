@@ -117,6 +117,25 @@ class Host:
 # ---- against the model
 
 
+def play(target: Target, seed: int, channels: int) -> Counter[str]:
+    """A random sequence of frames; what came of them, and whether their channel was above 0."""
+    scene, reached = ChannelsScene(seed, channels), Counter[str]()
+    model = scene.model
+    target.begin(model)
+    for _ in range(3):
+        target.enter(model)
+        scene.write_own()
+        target.write_own(model)
+        for at, frame in enumerate(scene.frames(25)):
+            expected, found = model.run(frame), target.run(frame)
+            assert found == expected, f"seed {seed}, frame {at}"
+            above = wire.channel_of(int.from_bytes(frame[16:18], "big")) > 0
+            reached.update(f"{name} {above}" for name in found.counters)
+        target.same_state(model)
+        scene.go_on()
+    return reached
+
+
 @pytest.mark.short("0-2", "50-3", "100-8", "150-8")
 @pytest.mark.parametrize("channels", [2, 3, 8])
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -124,20 +143,7 @@ def test_random_sequences(target: Target, first: int, channels: int) -> None:
     """Each frame is treated as its channel's model says; all areas are the same bit for bit."""
     reached: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
-        scene = ChannelsScene(seed, channels)
-        model = scene.model
-        target.begin(model)
-        for _ in range(3):
-            target.enter(model)
-            scene.write_own()
-            target.write_own(model)
-            for at, frame in enumerate(scene.frames(25)):
-                expected, found = model.run(frame), target.run(frame)
-                assert found == expected, f"seed {seed}, frame {at}"
-                above = wire.channel_of(int.from_bytes(frame[16:18], "big")) > 0
-                reached.update(f"{name} {above}" for name in found.counters)
-            target.same_state(model)
-            scene.go_on()
+        reached += play(target, seed, channels)
     least = {"summed": 20, "gathered": 20, "stored": 20, "clocked": 3, "answered": 20}
     places = (True, False) if channels < 8 else (True,)
     wanted = {f"{name} {above}": n for name, n in least.items() for above in places}

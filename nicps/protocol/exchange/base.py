@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol.actions import Action, SendFragments, Striped
+from nicps.protocol.exchange.giving_way import LineFigures
 from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import NO_REST, Phase, Timings
 from nicps.protocol.signals import Lacks
@@ -113,7 +115,10 @@ class Exchanger(ABC):
         """When `advance` must be called next; infinity if the exchange waits for nothing."""
         return math.inf
 
-    def note_urgent(self, behind: bool) -> None:  # noqa: B027
+    def give_way_to(self, ahead: Sequence[Exchanger], line: LineFigures) -> None:  # noqa: B027
+        """These exchanges are of channels of higher urgency; `line` is shared by all channels."""
+
+    def note_urgent(self, now: float, behind: bool) -> None:  # noqa: B027
         """Whether a round of a higher urgency is on its way here: what is sent waits for that."""
 
     def on_dropped(self) -> None:
@@ -123,6 +128,32 @@ class Exchanger(ABC):
     def on_sent(self) -> None:
         """The kernel has taken the fragments of one `SendFragments`."""
         self._sending -= 1
+
+    # ---- what others ask, where there are several channels
+
+    @property
+    def knows_list(self) -> bool:
+        """The list of the open round is known here."""
+        return False
+
+    @property
+    def under_way(self) -> bool:
+        """Also, sums of it lack here."""
+        return False
+
+    def on_the_way(self, owner: int) -> int:
+        """Contributions of the open round on their way to that aggregator, at most."""
+        return 0
+
+    @property
+    def batch(self) -> int:
+        """As many frames of it may wait in this host's queues; 0: any number, as nothing more urgent is open."""
+        return 0
+
+    @property
+    def last_took(self) -> tuple[float, float]:
+        """How long the last round took from its closed list to its sums, and when they were here."""
+        return 0.0, -math.inf
 
     # ---- what the control asks
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nicps import wire
-from nicps.protocol.actions import Action, Striped
+from nicps.protocol.actions import Action, Narrow, Striped
 from nicps.protocol.exchange import windows
 from nicps.protocol.exchange.base import Exchanger
+from nicps.protocol.exchange.giving_way import GivingWay, LineFigures
 from nicps.protocol.exchange.windows import RoundTrip, Window
-from nicps.protocol.progress import Progress
+from nicps.protocol.progress import BEHIND, Progress
 from nicps.protocol.signals import Lacks
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import numbers
@@ -46,6 +47,7 @@ class StripesExchanger(Exchanger):
         self.aggregators = self._phase.aggregators(self._view.live)
         others = max(1, len(self.aggregators) - 1)
         self._window = windows.share_of(2 * others)
+        self._way = GivingWay(self._window)
         self._round_trip = RoundTrip(self._timings.repeat_s)
         self._progress = Progress(self._timings)
         self.open(0)
@@ -59,10 +61,14 @@ class StripesExchanger(Exchanger):
         self._striped: Striped | None = None
         self._stripes: list[Window] = []
         self._awaits_lanes = False
-        self._entering = 0  # the conversion of which `_enters` records of the own stripe were seen
-        self._enters = 0
+        self._entering = (
+            0,
+            0,
+        )  # a conversion, and how many records of it in the own stripe were seen
         self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
         self._progress.open()
+        self._round_trip.open()
+        self._way.open()
         self._set_clock(round_)
 
     def _set_clock(self, round_: int) -> None:
@@ -95,6 +101,7 @@ class StripesExchanger(Exchanger):
         kind = wire.FrameType.SUM if alone else wire.FrameType.CONTRIBUTION
         remainders = self._remainders(alone)
         own = self.size, self.width
+        self._way.begin(now)
         self._striped = Striped(kind, members, unit, self.aggregators, *remainders, *own)
         self._set_clock(self._round)
         total = self._fragments_in(self._round)
@@ -133,8 +140,10 @@ class StripesExchanger(Exchanger):
             return []
         fresh: list[tuple[int, int]] = []
         asks: list[tuple[int, int]] = []
-        listed = bool(striped.members >> (self._number - 1) & 1)
+        listed = self._is_listed
         self._awaits_lanes = False
+        self._way.look()
+        narrowed: list[tuple[int, int]] = []
         for stripe in self._stripes:
             if stripe.owner == self._number:
                 self._watch(now, stripe)
@@ -142,18 +151,39 @@ class StripesExchanger(Exchanger):
                 self._note_sent(stripe)
                 self._look(now, stripe, listed)
                 asks += self._ask_for(now, stripe)
+                sums = self._way.swallow(stripe) if listed else None
+                narrowed += [] if sums is None else [(stripe.owner, sums)]
             if listed:
                 fresh += self._next_of(now, stripe)
-        actions = self._frames(striped, fresh, repair=False) if fresh else []
+        if self._way.measures and not self.under_way:
+            others = [stripe for stripe in self._stripes if stripe.owner != self._number]
+            frames = sum(stripe.end - stripe.first for stripe in others) if listed else 0
+            shortest_s = self._round_trip.shortest_s
+            self._way.note_whole(now, self._channel, frames / max(1, len(others)), shortest_s)
+        actions: list[Action] = []
+        if narrowed:
+            whose = self._view.number, self._round, self._channel
+            actions.append(Narrow(*whose, tuple(narrowed)))
+        actions += self._frames(striped, fresh, repair=False) if fresh else []
         if not asks:
             return actions
         self._note_vain(now, sum(count for _, count in asks))
         asked = replace(striped, type=wire.FrameType.ASK)
         return actions + self._send(self._round, 0, tuple(asks), repair=True, striped=asked)
 
-    def note_urgent(self, behind: bool) -> None:
+    def give_way_to(self, ahead: Sequence[Exchanger], line: LineFigures) -> None:
+        """Its windows are small while rounds of these are open."""
+        self._way = GivingWay(self._window, ahead, line)
+
+    def note_urgent(self, now: float, behind: bool) -> None:
         """Its time counts a tenth, as long as that is so."""
+        if behind is self._progress.behind:
+            return
         self._progress.behind = behind
+        self._round_trip.stretch = 1 / BEHIND if behind else 1.0
+        for stripe in self._stripes:
+            left = max(0.0, stripe.due - now)
+            stripe.due = now + (left / BEHIND if behind else left * BEHIND)
 
     def deadline(self) -> float:
         """When the next sum has not come for too long."""
@@ -164,6 +194,43 @@ class StripesExchanger(Exchanger):
             if stripe.here < stripe.end and stripe.due < due:
                 due = stripe.due
         return due
+
+    # ---- what others ask, where there are several channels
+
+    @property
+    def knows_list(self) -> bool:
+        """The list of the open round is known here."""
+        return self._striped is not None and not self._dropped
+
+    @property
+    def under_way(self) -> bool:
+        """Also, sums of it lack here."""
+        if self._striped is None or self._dropped:
+            return False
+        if self._striped.members == 1 << (self._number - 1):  # it reads its own lanes
+            return any(stripe.sent < stripe.end for stripe in self._stripes)
+        have = self._receiver.count(self._round, self._view.number, 0)
+        return have < self._fragments_in(self._round)
+
+    def on_the_way(self, owner: int) -> int:
+        """Contributions of the open round on their way to that aggregator, at most."""
+        stripe = next((each for each in self._stripes if each.owner == owner), None)
+        if stripe is None or not self._is_listed:
+            return 0
+        return min(self._way.window(owner), stripe.end - stripe.here)
+
+    @property
+    def batch(self) -> int:
+        """Its windows; 0 where nothing more urgent is open."""
+        self._way.look()
+        if not self._way.waits:
+            return 0
+        return sum(self._way.window(owner) for owner in self.aggregators if owner != self._number)
+
+    @property
+    def last_took(self) -> tuple[float, float]:
+        """How long the last round took from its closed list to its sums, and when they were here."""
+        return self._way.took_s, self._way.whole_at
 
     # ---- what the control asks
 
@@ -178,11 +245,12 @@ class StripesExchanger(Exchanger):
             first, end = 0, self._fragments_in(self._round)
         else:
             return True
-        if self._entering != self.conversion:
-            self._entering, self._enters = self.conversion, 0
-        if first + self._enters < end:
-            self._enters += self._converted(first + self._enters, end)
-        return first + self._enters == end
+        conversion, seen = self._entering
+        seen = seen if conversion == self.conversion else 0
+        if first + seen < end:
+            seen += self._converted(first + seen, end)
+        self._entering = self.conversion, seen
+        return first + seen == end
 
     def wants_token(self, token: TokenState) -> bool:
         """To mark itself, or to commit."""
@@ -235,6 +303,12 @@ class StripesExchanger(Exchanger):
 
     # ---- the stripes
 
+    @property
+    def _is_listed(self) -> bool:
+        """This member contributes to the open round."""
+        striped = self._striped
+        return striped is not None and bool(striped.members >> (self._number - 1) & 1)
+
     def _remainders(self, alone: bool) -> tuple[int, int]:
         """The view of the round whose remainders a switch adds to the open one, and how many rounds before it was."""
         (view, round_), adds = self.rest, self.kind.central and self._phase.feedback and not alone
@@ -280,7 +354,7 @@ class StripesExchanger(Exchanger):
         sums = self._striped.type is wire.FrameType.SUM
         if stripe.owner == self._number and not sums:
             return []
-        room = stripe.end if sums else min(stripe.end, stripe.here + self._window)
+        room = stripe.end if sums else self._way.room(stripe)
         if room <= stripe.sent:
             return []
         count = self._converted(stripe.sent, room)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,14 +32,25 @@ def overtaken(window: int) -> int:
 
 
 class RoundTrip:
-    """How long an answer takes, as TCP measures it (RFC 6298), and when it has not come for too long."""
+    """How long an answer takes, as TCP measures it (RFC 6298), and when it has not come for too long.
+
+    Attributes: `shortest_s`, the shortest of the open round; infinity if none was measured. `stretch`, how much longer
+    an answer may take because something else goes first.
+    """
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._mean = self._deviation = 0.0
+        self.stretch = 1.0
+        self.open()
+
+    def open(self) -> None:
+        """Another round is open."""
+        self.shortest_s = math.inf
 
     def add(self, seconds: float) -> None:
         """An answer came so long after its fragment was sent."""
+        self.shortest_s = min(self.shortest_s, seconds)
         if not self._mean:
             self._mean, self._deviation = seconds, seconds / 2
         self._deviation += (abs(seconds - self._mean) - self._deviation) / 4
@@ -50,7 +62,7 @@ class RoundTrip:
         A sum waits for all its contributions, and so for whoever must send one again. So what was measured has an upper
         limit: otherwise each member would wait longer because the others do.
         """
-        first = max(self._least_s * _FIRST, self._mean + 4 * self._deviation)
+        first = max(self._least_s * _FIRST, self._mean + 4 * self._deviation) * self.stretch
         return min(first * (1 << min(asks, 8)), self._least_s * _MOST)
 
 

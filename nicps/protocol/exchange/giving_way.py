@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows of a round while rounds of a higher urgency are open (docs/channels.md, "Order on the wire").
+
+XDP_TX, and whatever else is first in, first out, knows no urgency: there a small window of bulk is all there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from nicps.protocol.exchange.windows import Window
+
+#: Rounds of each channel of which the line's figures are kept.
+_ROUNDS = 10
+
+
+class LineFigures:
+    """What keeps the line to one aggregator busy without a queue, as the last rounds of all channels have shown it."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, deque[tuple[float, float]]] = {}
+
+    def note_round(self, channel: int, rate: float, round_trip_s: float) -> None:
+        """All sums of a round are here.
+
+        Args:
+            rate: contributions to one aggregator that have left a second, from the closed list on.
+            round_trip_s: the least that was measured.
+        """
+        self._rounds.setdefault(channel, deque(maxlen=_ROUNDS)).append((rate, round_trip_s))
+
+    @property
+    def frames(self) -> float:
+        """So many on their way to one aggregator keep the line busy; infinity before anything is known.
+
+        It is the highest rate times the least round trip. A round that has waited for more urgent ones has a low rate.
+        """
+        rounds = [each for of in self._rounds.values() for each in of]
+        if not rounds:
+            return math.inf
+        least = min(round_trip_s for _, round_trip_s in rounds)
+        return max(rate for rate, _ in rounds) * least
+
+
+class Urgent(Protocol):
+    """A round of a higher urgency, as those behind it know it."""
+
+    @property
+    def under_way(self) -> bool:
+        """Its list is closed, and sums of it lack here."""
+
+    def on_the_way(self, owner: int) -> int:
+        """Contributions that it has on their way to that aggregator, at most."""
+
+
+class GivingWay:
+    """How many fragments one channel may have on their way to each aggregator.
+
+    Args:
+        most: its window, where nothing more urgent is open.
+        ahead: the exchanges of the channels of higher urgency.
+        line: shared by all channels; None: there is one.
+    """
+
+    def __init__(
+        self, most: int, ahead: Sequence[Urgent] = (), line: LineFigures | None = None
+    ) -> None:
+        self._most, self._ahead, self._line = most, ahead, line
+        self._urgent: list[Urgent] = []
+        self._windows: dict[int, int] = {}
+        self._swallowing: set[int] = set()
+        self._began_at = math.inf
+        #: How long the last round took, from its closed list to its sums, and when that was.
+        self.took_s, self.whole_at = 0.0, -math.inf
+
+    def open(self) -> None:
+        """Another round is open: of it the kernel swallows nothing."""
+        self._windows.clear()
+        self._swallowing.clear()
+        self._began_at = math.inf
+
+    def begin(self, now: float) -> None:
+        """The list of the open round is closed."""
+        self._began_at = now
+
+    def look(self) -> None:
+        """Find out which rounds go first now."""
+        self._urgent = [each for each in self._ahead if each.under_way]
+
+    def window(self, owner: int) -> int:
+        """Fragments that may be on their way to that aggregator, as of the last look."""
+        if not self._urgent:
+            return self._most
+        busy = self._line.frames if self._line is not None else math.inf
+        room = self._most if busy == math.inf else int(busy)
+        return min(self._most, max(1, room - sum(each.on_the_way(owner) for each in self._urgent)))
+
+    def room(self, stripe: Window) -> int:
+        """Up to which fragment of that stripe may be sent now.
+
+        What is lost, and not asked for yet, does not stop a small window.
+        """
+        here, most = stripe.here, self._most
+        window = self.window(stripe.owner)
+        beyond = min(stripe.beyond + window, here + most)
+        return min(stripe.end, max(here + window, beyond))
+
+    @property
+    def measures(self) -> bool:
+        """There are several channels: figures of the line are kept."""
+        return self._line is not None and self._began_at < math.inf
+
+    @property
+    def waits(self) -> bool:
+        """A more urgent round is open, as of the last look."""
+        return bool(self._urgent)
+
+    def swallow(self, stripe: Window) -> int | None:
+        """How many sums of that stripe must send no contribution, so that its window is kept; None: nothing is new."""
+        owner, window = stripe.owner, self.window(stripe.owner)
+        if self._windows.get(owner, self._most) == window:
+            return None
+        self._windows[owner] = window
+        sums = max(0, stripe.sent - stripe.beyond - window)
+        if not sums and owner not in self._swallowing:
+            return None
+        self._swallowing.add(owner)
+        return sums
+
+    def note_whole(self, now: float, channel: int, frames: float, round_trip_s: float) -> None:
+        """All sums of the open round are here.
+
+        Args:
+            frames: contributions of this member to one aggregator, on the average.
+        """
+        if self._began_at == math.inf:
+            return
+        self.took_s, self.whole_at, self._began_at = now - self._began_at, now, math.inf
+        if self._line is not None and frames and self.took_s > 0 and round_trip_s < math.inf:
+            self._line.note_round(channel, frames / self.took_s, round_trip_s)
