@@ -3,7 +3,7 @@
 
 flows = Flows(session, parts, width)     # parts by channel, in the order of their rounds
 flows.begin(phase, rounds)
-flows.offer(channel, samples)            # its next part is whole: it goes out
+sum_ = flows.offer(channel, samples)     # its next part is whole: it goes out; `sum_` is done once it is a mean
 ...
 commit = flows.finish()                  # all parts are sums by the samples
 session.applied(commit, digest)
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -55,6 +56,7 @@ class _Offer(NamedTuple):
     channel: int
     place: int
     samples: int
+    mean: Future[None]
 
 
 class Flows:
@@ -115,17 +117,23 @@ class Flows:
             self._rounds, self._given = list(rounds), [0] * len(self._parts)
             self.commits, self._done = {}, 0
 
-    def offer(self, channel: int, samples: int) -> None:
+    def offer(self, channel: int, samples: int) -> Future[None]:
         """The next part of that channel is whole, the sum over `samples`: it goes out.
 
         Args:
             samples: 0: this member has no part in the step, and only reads the sums.
+
+        Returns:
+            A future that is done once the mean is in its place. It fails with StepEnded if that does not come. The
+            thread that computes waits for it in `Channels.attend`.
         """
+        mean = Future[None]()
         with self._lock:
             place = self._given[channel]
             self._given[channel] += 1
             queue = self._queues[min(channel, len(self._queues) - 1)]
-            queue.put(_Offer(self._step, channel, place, samples))
+            queue.put(_Offer(self._step, channel, place, samples, mean))
+        return mean
 
     def offer_rest(self, samples: int) -> None:
         """All parts that have not gone out do, in the order of the plan."""
@@ -173,27 +181,31 @@ class Flows:
     def _flow(self, queue: SimpleQueue[_Offer | None]) -> None:
         while (offer := queue.get()) is not None:
             if offer.step != self._step:
+                offer.mean.cancel()
                 continue
             try:
-                self._exchange(offer)
+                if self._exchange(offer):
+                    offer.mean.set_result(None)
+                else:
+                    offer.mean.set_exception(StepEnded())
             except BaseException as failure:  # the thread that computes raises it
                 self._failure = failure
+                offer.mean.set_exception(failure)
             with self._lock:
                 self._done += offer.step == self._step
             self._channels.wake()
 
-    def _exchange(self, offer: _Offer) -> None:
-        if self._channels.ends:
-            return
+    def _exchange(self, offer: _Offer) -> bool:
+        """Whether the part has become a mean."""
         channel = offer.channel
         round_ = self._rounds[channel] + offer.place
         part = self._parts[channel][offer.place]
         vector = Compressed(part.vector, part.residual, self._width, mean=False)
-        if offer.samples:
+        if offer.samples and not self._channels.ends:
             self._channels.offer(channel, round_, vector, offer.samples)
         commit = self._channels.wait(channel, round_)
         if commit is None:
-            return
+            return False
         self._channels.settle(commit, vector)
         samples = sum(commit.counted.values())
         if samples:
@@ -201,3 +213,4 @@ class Flows:
         else:
             part.vector[:] = 0.0
         self.commits[channel, offer.place] = commit
+        return True

@@ -141,10 +141,18 @@ class FlatModel:
         for parameter, gradient in self._in_vector:
             parameter.grad = gradient
 
-    def begin_training(self, seed: int) -> None:
-        """`begin`, for a round in whose training random numbers follow `seed`."""
+    def begin_training(self, seed: int, *, ahead: bool = False) -> None:
+        """`begin`, for a round in whose training random numbers follow `seed`.
+
+        Args:
+            ahead: the means of the round before are still on their way (`trainer.updates`). So gradients and averaged
+                buffers stay as they are; each is put right as its mean comes.
+        """
         torch.manual_seed(seed)
-        self.begin()
+        if ahead:
+            self._restore_rest()
+        else:
+            self.begin()
         self.model.train()
 
     @contextlib.contextmanager
@@ -254,6 +262,23 @@ class FlatModel:
         self.restore()
 
     @torch.no_grad()
+    def move_buffers(self) -> None:
+        """Averaged buffers become new common values, by the mean that is in the vector."""
+        for average in self._averages:
+            average.move(average.change)
+            average.restore()
+
+    @property
+    def in_vector(self) -> Sequence[tuple[nn.Parameter, Tensor]]:
+        """Parameters that are trained, in the layout's order, with their gradients in the vector."""
+        return self._in_vector
+
+    @property
+    def averaged(self) -> list[Tensor]:
+        """Averaged buffers, as modules have them when a round begins."""
+        return [self._tensors[name] for name in sorted(self._averaged)]
+
+    @torch.no_grad()
     def adopt(self) -> None:
         """What is in `weights` now is what all members have in common."""
         for average in self._averages:
@@ -265,10 +290,34 @@ class FlatModel:
         """Give buffers and everything fixed the values that all members have in common."""
         for average in self._averages:
             average.restore()
+        self._restore_rest()
+
+    def _restore_rest(self) -> None:
+        """The same, but for averaged buffers."""
         for name, common in self._fixed_common.items():
-            self._tensors[name].copy_(common)
+            self._tensors[name].data.copy_(common)
         for buffer in self._buffers:
             buffer.put_back()
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Meanwhile all is as all members have it in common, though a forward pass has changed buffers already.
+
+        What is pending (`trainer.updates`) is read as it is.
+        """
+        changed = [average.place for average in self._averages]
+        changed += [self._tensors[name] for name in self._fixed_common]
+        kept = [(place.data, place.data.clone()) for place in changed]
+        held = [(buffer, buffer.held) for buffer in self._buffers]
+        self.restore()
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                yield
+        finally:
+            for place, values in kept:
+                place.copy_(values)
+            for buffer, tensor in held:
+                buffer.module._buffers[buffer.key] = tensor
 
     # ---- state
 
@@ -347,8 +396,8 @@ class _Average:
         torch.where(change == 0, self.common, moved, out=self.common)  # NaN stays what it is
 
     def restore(self) -> None:
-        """The buffers have the common value again."""
-        self.place.copy_(self.common)
+        """The buffers have the common value again; autograd, which may have kept one, does not hear of it."""
+        self.place.data.copy_(self.common)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,17 @@ class Piece:
     channel: int
     here: slice
     missing: int = 0
+
+
+class Unit(NamedTuple):
+    """What is updated at once: parameters, by their place in the layout, whose means come in the same pieces.
+
+    Those of no parameter are the averaged buffers. `pieces`: their places in `Parts.pieces`.
+    """
+
+    names: tuple[str, ...]
+    parameters: tuple[int, ...]
+    pieces: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -95,6 +107,17 @@ class Parts:
             for piece in mine:
                 piece.missing += 1
 
+    def units(self) -> list[Unit]:
+        """In the layout's order, averaged buffers last."""
+        place = {id(piece): at for at, piece in enumerate(self.pieces)}
+        of = [tuple(place[id(piece)] for piece in pieces) for pieces in self.pieces_of]
+        found = []
+        for pieces, same in groupby(range(len(of)), key=of.__getitem__):
+            parameters = tuple(same)
+            found.append(Unit(tuple(self.names[at] for at in parameters), parameters, pieces))
+        rest = tuple(at for at, piece in enumerate(self.pieces) if not piece.missing)
+        return [*found, Unit(("the averaged buffers",), (), rest)] if rest else found
+
     def in_vector(self, vector: F32) -> list[list[Part]]:
         """The parts of such a vector, by channel."""
         return [
@@ -129,7 +152,11 @@ class InFlows:
         self._lines: list[_Line] = []
         self._missing: dict[int, int] = {}  # gradients that a piece lacks, by its identity
         self._made: set[int] = set()
-        self._samples = 0  # of the step, once its last micro-batch has begun
+        self._samples = 0  # of the step, once the backward pass of its last micro-batch begins
+        self._own = 0  # those of the step that is on its way
+        self._sums: dict[
+            int, Future[None]
+        ] = {}  # of the pieces that have gone out, by their identity
         self._problem: NonFinite | None = None
 
     @property
@@ -164,6 +191,7 @@ class InFlows:
         self._lines = [_Line(pieces) for pieces in lines]
         self._missing = {id(piece): piece.missing for piece in parts.pieces}
         self._made.clear()
+        self._sums.clear()
         self._problem = None
 
     def _note_gradient(self, parameter: int) -> None:
@@ -195,7 +223,7 @@ class InFlows:
                 self._check(piece.here)
             if self._problem is not None:
                 return
-            self._flows.offer(piece.channel, self._samples)
+            self._sums[id(piece)] = self._flows.offer(piece.channel, self._samples)
             line.passed += 1
 
     def _check(self, here: slice) -> None:
@@ -208,28 +236,62 @@ class InFlows:
 
     def exchange(self, phase: Phase, round_: int, samples: int, out: F32) -> Exchanged | None:
         """As `Exchanger`."""
-        assert self._flows is not None
-        session, flows = self._session, self._flows
+        self.offer(phase, round_, samples)
+        try:
+            exchanged = self.collect()
+        except StepEnded:
+            return None
+        np.copyto(out, self._model.vector)
+        return exchanged
+
+    @property
+    def units(self) -> list[Unit]:
+        """What is updated at once."""
+        return self._parts.units()
+
+    def attend(self, done: Callable[[], bool]) -> None:
+        """The thread that computes waits, for what `offer` has given, until that is done."""
+        assert self._session.channels is not None
+        self._session.channels.attend(done)
+
+    def offer(self, phase: Phase, round_: int, samples: int) -> list[Future[None]]:
+        """Let all parts go out that have not. Returns the sums of `Parts.pieces`; a mean is in the model's vector then.
+
+        Raises:
+            NonFinite: this member's gradient is not finite there.
+        """
+        session = self._session
         if not self._samples:  # called away, or enough for the quorum, before the last micro-batch
             self._begin(phase)
             self._samples = 0 if session.closed(round_) else samples
-        own = self._samples
+        self._own = self._samples
         try:
-            if own:
-                self._finish(own)
+            if self._own:
+                self._finish(self._own)
             for line in self._lines:
                 self._pass_on(line, rest=True)
             if self._problem is not None:
                 raise self._problem
-            commit = flows.finish()
-        except StepEnded:
-            return None
         finally:
             self._samples = 0
+        return [self._sums[id(piece)] for piece in self._parts.pieces]
+
+    @property
+    def next_round(self) -> int:
+        """Channel 0's first one of the step after the one that is on its way."""
+        return self._rounds[0] + len(self._parts.channels[0])
+
+    def collect(self) -> Exchanged:
+        """Wait until all parts that were offered are means, or do not come.
+
+        Raises:
+            StepEnded: they do not come.
+        """
+        assert self._flows is not None
+        commit = self._flows.finish()
         for channel, pieces in enumerate(self._parts.channels):
             self._rounds[channel] += len(pieces)
-        np.copyto(out, self._model.vector)
-        return Exchanged(commit, own, 0.0, self._clock(), divided=True)
+        return Exchanged(commit, self._own, 0.0, self._clock(), divided=True)
 
     def aside(self, work: Callable[[], None]) -> None:
         """As `Exchanger`."""
