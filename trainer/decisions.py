@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nicps.client import Commit, Session
+from nicps.flows import ChannelPlan
 from trainer.errors import JobError
 from trainer.journal import Journal
 from trainer.settings import State
@@ -48,16 +49,21 @@ class Decisions:
         """The first phase begins."""
         self._saved_at = self._clock()
 
-    def after_training(self, commit: Commit, test: bool, seconds: float) -> bool:
-        """R14: test, or train on; whether to train on.
+    def after_training(
+        self, commit: Commit, test: bool, seconds: float, plan: Sequence[ChannelPlan] = ()
+    ) -> bool:
+        """R14: test, or train on; whether to train on in the same phase.
 
         Args:
             test: whether that is due (`foresee`).
             seconds: that the round took.
+            plan: another one of a step, if there is no test.
         """
-        due = self._is_due(seconds)
-        self._session.decide(commit.round, "test" if test else "continue", checkpoint=due)
-        return not (test and self._session.lead)
+        due, plan = self._is_due(seconds), () if test else plan
+        what = "test" if test else "plan" if plan else "continue"
+        more = {"plan": plan} if plan else {}
+        self._session.decide(commit.round, what, checkpoint=due, **more)
+        return not ((test or plan) and self._session.lead)
 
     def is_test_due(self, before: int) -> bool:
         """Whether a test is due after the last round, where `before` rounds had been trained before it."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from nicps.client import Phase, Session
 from nicps.errors import NetworkProblem, NonFinite
+from nicps.flows import ChannelPlan
 from nicps.steps import StepEnded
 from trainer.decisions import Decisions, Foreseen
 from trainer.errors import JobError
@@ -27,6 +28,7 @@ from trainer.exchanger import Exchanged
 from trainer.flows import InFlows
 from trainer.journal import Journal
 from trainer.metrics import save_gradients, sum_of
+from trainer.planner import Planner
 from trainer.share import Share
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ class Ring:
         journal.busy = lambda: self._exchanger.busy
         self._life = uuid.uuid4().hex  # of what rounding leaves over
         self._updates: Updates | None = None
+        self._planner: Planner | None = None
+        self._plan: tuple[ChannelPlan, ...] = ()  # that the lead decides on after this step
         self._step = _Step(0.0, 0)  # that is computed
         self._before: _Step | None = None  # the one before it, whose sums are on their way
         self._torn = False
@@ -96,23 +100,44 @@ class Ring:
         self._exchanger.ready(digest)
         if isinstance(self._exchanger, InFlows):
             self._updates = self._updates_of(self._exchanger)
+            self._planner = self._planner_of(self._exchanger)
 
     def _updates_of(self, exchanger: InFlows) -> Updates | None:
         """Updates part by part, where model and optimizer allow them."""
         module = importlib.import_module("trainer.updates")  # with PyTorch's distributed part
-        made: Updates | str = module.updates_of(self._training, exchanger.units, exchanger.attend)
+        made: Updates | str = module.updates_of(
+            self._training, exchanger.parts.units(), exchanger.attend
+        )
         if isinstance(made, str):
             self._journal.warn(f"the forward pass waits for all parameters: {made}")
             return None
         return made
 
+    def _planner_of(self, exchanger: InFlows) -> Planner | None:
+        """Where forward passes overlap with the exchange, and no plan was made by hand."""
+        settings = self._training.job.settings
+        if self._updates is None or settings.priority_cuts:
+            return None
+        planner = Planner(exchanger.parts, settings.priorities or 1, self._training.rounds)
+        exchanger.noted = lambda parameter: planner.note_gradient(parameter, self._clock())
+        return planner
+
     def train(self, phase: Phase) -> None:
         """Rounds until the next decision."""
         self.catch_up()
         self._phase = phase
+        if isinstance(self._exchanger, InFlows):
+            self._enter(self._exchanger, phase)
         round_ = phase.first_round
         while round_:
             round_ = self._round(round_)
+
+    def _enter(self, exchanger: InFlows, phase: Phase) -> None:
+        if exchanger.enter(phase) and self._updates is not None:
+            self._updates.close()
+            self._updates = self._updates_of(exchanger)
+        if self._planner is not None:
+            self._planner.enter(exchanger.parts)
 
     def keep(self, save: Callable[[], None]) -> None:
         """R18: no majority is left, and this may be all that remains. What this member has offered stays as it is."""
@@ -151,12 +176,14 @@ class Ring:
         """One step, from that round on; the round after it, or 0 when the phase is over."""
         model, share, exchanger = self._model, self._share, self._exchanger
         step = self._step = _Step(self._clock(), share.clipped)
+        if self._planner is not None and self._before is not None:
+            self._planner.begin_forward(step.start)
         exchanged: Exchanged | None = None
         try:
             step.samples, step.loss_sum = self._compute(round_)
             self._settle()  # where there was no forward pass
             step.offered = self._clock()
-            if isinstance(exchanger, InFlows) and self._goes_ahead(step):
+            if isinstance(exchanger, InFlows) and self._goes_ahead(step, exchanger):
                 return self._leave(exchanger, round_)
             exchanged = exchanger.exchange(self._phase, round_, step.samples, self._total)
         except StepEnded:
@@ -184,8 +211,9 @@ class Ring:
 
     # ---- a step that is settled in the next one's forward pass
 
-    def _goes_ahead(self, step: _Step) -> bool:
+    def _goes_ahead(self, step: _Step, exchanger: InFlows) -> bool:
         """Whether the next step's forward pass may begin before this one's sums are there."""
+        self._plan = ()
         if self._updates is None or self._updates.why_whole:
             return False
         training = self._training
@@ -193,7 +221,11 @@ class Ring:
         loss = step.loss if step.loss is not None else state.loss
         state = replace(state, loss=loss, seconds=self._journal.seconds(step.offered))
         step.foreseen = self._decisions.foresee(training.state.round, state)
-        return not step.foreseen.test
+        if self._planner is not None and self._session.lead and not step.foreseen.test:
+            rounds = self._planner.propose(state.round, len(self._session.live))
+            self._plan = exchanger.plan(rounds)
+            self._journal.note(self._planner.described)
+        return not step.foreseen.test and not self._plan
 
     def _leave(self, exchanger: InFlows, round_: int) -> int:
         assert self._updates is not None
@@ -215,6 +247,9 @@ class Ring:
         assert self._updates is not None and isinstance(exchanger, InFlows)
         self._updates.wait()
         exchanged = exchanger.collect()
+        if self._planner is not None:
+            of = self._updates.waited, self._updates.updating, self._updates.needed
+            self._planner.end_forward(self._clock(), *of, exchanger.times)
         before = self._training.state.round
         self._training.count(1)
         with self._model.at_rest():  # the forward pass has moved buffers
@@ -259,8 +294,15 @@ class Ring:
         )
         foreseen = step.foreseen or self._decisions.foresee(before, training.state)
         training.finishing = foreseen.ends
-        goes_on = self._decisions.after_training(commit, foreseen.test, self._clock() - step.start)
+        took = self._clock() - step.start
+        goes_on = self._decisions.after_training(commit, foreseen.test, took, self._plan)
         end = self._clock()
+        planned: dict[str, Any] = {}
+        if isinstance(self._exchanger, InFlows):
+            planned = {"channels": len(self._exchanger.parts.channels), "predicted_seconds": None}
+        if self._planner is not None:
+            planned["predicted_seconds"] = self._planner.predicted
+            self._planner.note_step(end - step.start)
         self._journal.round(
             {
                 "phase": "train",
@@ -279,6 +321,7 @@ class Ring:
                 "t_offer": step.offered,
                 "t_commit": exchanged.committed,
                 "t_end": end,
+                **planned,
             }
         )
         self._journal.report(commit.round, commit.samples, end - step.start, share.clipped)
@@ -292,11 +335,20 @@ class Ring:
         def between(last: bool) -> None:
             self._settle()
             if last:
+                self._begin_backward()
                 exchanger.begin(self._phase, round_)
 
         trained = self._training.state.round + ahead
         busy = lambda: exchanger.busy  # noqa: E731
         return self._share.compute(round_, trained, between, busy, ahead=ahead)
+
+    def _begin_backward(self) -> None:
+        planner, exchanger = self._planner, self._exchanger
+        if planner is None or not isinstance(exchanger, InFlows):
+            return
+        trained, hosts = self._training.state.round, len(self._session.live)
+        exchanger.alone = self._session.lead and planner.measures(trained, hosts)
+        planner.begin_backward(self._clock(), measures=exchanger.alone)
 
     def _not_finite(self, round_: int, index: int) -> JobError:
         model = self._model

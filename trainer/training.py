@@ -59,7 +59,8 @@ class Training:
             self.buckets = Buckets(model.layout, size, job.settings.lane)
         self.parts: Parts | None = None
         if (channels := job.settings.priorities) is not None:
-            self.parts = Parts(model.layout, channels, job.settings.lane, job.settings.bucket_mb)
+            of = channels, job.settings.lane, job.settings.bucket_mb, job.settings.cuts
+            self.parts = Parts(model.layout, *of)
         self.state = State()
         self.finishing = False
         self.unit: int | None = None

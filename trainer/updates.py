@@ -41,7 +41,8 @@ class Updates:
             of no parameter have averaged buffers. In the order in which the forward pass needs them.
         attend: as that of `nicps.torch.parts.Parts`.
 
-    Attributes: `waited`, seconds since `promise` in which the thread that computes has waited.
+    Attributes: `waited` and `updating`, seconds since `promise` in which the thread that computes has waited, and has
+    updated; `needed`, when a parameter was used first, on the clock, less these seconds.
 
     Raises:
         UsageProblem: the model or the optimizer cannot be updated part by part.
@@ -61,6 +62,7 @@ class Updates:
         self._hidden = Hidden(self._wait_for)
         self._buffer = waiting_class(Tensor, self._wait_for)
         self._part_of: dict[int, int] = {}  # of tensors, by their ids
+        self._unit_of: dict[int, int] = {}  # of parameters by their place; of the buffers
         self._parts: list[Part] = []
         self._gradients: list[list[Tensor]] = []
         self._pieces = [unit.pieces for unit in units]
@@ -68,11 +70,16 @@ class Updates:
             own = [self._model.in_vector[at] for at in unit.parameters]
             self._parts.append(Part(index, unit.names, tuple(parameter for parameter, _ in own)))
             self._gradients.append([gradient for _, gradient in own])
-            tensors = [parameter for parameter, _ in own] or self._model.averaged
-            self._part_of |= dict.fromkeys(map(id, tensors), index)
+            places = unit.parameters or (len(self._model.in_vector),)
+            self._unit_of |= dict.fromkeys(places, index)
+            for at, (parameter, _) in zip(unit.parameters, own, strict=True):
+                self._part_of[id(parameter)] = at
+            if not own:
+                self._part_of |= dict.fromkeys(map(id, self._model.averaged), places[0])
         self._way = Parts(self._carry_out, self._parts)
         self._carried = 0
-        self.waited = 0.0
+        self.waited = self.updating = 0.0
+        self.needed: dict[int, float] = {}
         self._hooks = list(wait_in_front(self._model.model, self._part_of, self._wait_for_parts))
 
     @property
@@ -99,7 +106,8 @@ class Updates:
         Args:
             sums: of the pieces, done once the mean is in the vector.
         """
-        self._carried, self.waited = 0, 0.0
+        self._carried, self.waited, self.updating = 0, 0.0, 0.0
+        self.needed.clear()
         self._way = Parts(self._carry_out, self._parts, self._hide, self._updated, self._wait_until)
         for part, gradients, pieces in zip(self._parts, self._gradients, self._pieces, strict=True):
             whole = _all_of([sums[piece] for piece in pieces])
@@ -124,13 +132,21 @@ class Updates:
             self._show(part)
         self._way = Parts(self._carry_out, self._parts)
 
+    def close(self) -> None:
+        """Modules wait no more."""
+        for hook in self._hooks:
+            hook.remove()
+
     # ---- what waits
 
-    def _wait_for_parts(self, indices: Iterable[int]) -> None:
-        self._way.wait(indices)
+    def _wait_for_parts(self, places: Iterable[int]) -> None:
+        now = self._clock() - self.waited - self.updating
+        for place in places:
+            self.needed.setdefault(place, now)
+        self._way.wait({self._unit_of[place] for place in places})
 
     def _wait_for(self, tensors: Sequence[Tensor]) -> None:
-        self._way.wait({self._part_of[id(tensor)] for tensor in tensors})
+        self._wait_for_parts([self._part_of[id(tensor)] for tensor in tensors])
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         begun = self._clock()
@@ -150,6 +166,15 @@ class Updates:
             parameter.grad = None
 
     def _carry_out(
+        self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], settings: Settings
+    ) -> None:
+        begun = self._clock()
+        try:
+            self._update_now(parameters, gradients, settings)
+        finally:
+            self.updating += self._clock() - begun
+
+    def _update_now(
         self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], settings: Settings
     ) -> None:
         if not parameters:

@@ -16,6 +16,7 @@ from tests.trainer_lab import Outcome, run_job
 from tests.unit.test_trainer_loop import checked, make
 from trainer import updates, weights
 from trainer.decisions import Decisions
+from trainer.planner import Planner
 from trainer.state import Saved
 
 JOB = """\
@@ -120,6 +121,33 @@ def test_a_module_waits_for_its_own_parameters_only(tmp_path: Path) -> None:
             assert not early, "a test waits for all"
         else:
             assert {"Front", "BatchNorm1d"} <= early and "Rear" not in early, step
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_another_plan_comes_between_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int
+) -> None:
+    """The lead decides on it after step 2. From then on all have its rounds, in whichever order their sums come."""
+
+    def propose(self: Planner, trained: int, hosts: int) -> list[list[int]]:
+        parts = self._parts
+        if trained != 2:
+            return []
+        whole = sum(sum(each) for each in parts.fragments[:-1]) + sum(parts.fragments[-1][:-1])
+        assert whole >= 4
+        return [[1] * (whole - 3), [1], [1], [1, 1]] if channels == 4 else [[whole, 1]]
+
+    monkeypatch.setattr(Planner, "propose", propose)
+    found = []
+    for seed in (None, 1, 2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        outcome = run(folder, seed, lane="i32", bucket_mb=None, test_every=100)
+        rows = [row for row in checked(outcome)[0] if row["phase"] == "train"]
+        assert [row["channels"] for row in rows] == [3, 3, *[channels] * 6]
+        assert [what for _, what in outcome.network.decisions].index("plan") == 1
+        found.append(weights_of(outcome))
+    assert found[0] == found[1] == found[2]
 
 
 def test_an_optimizer_that_needs_all_makes_whole_steps(tmp_path: Path) -> None:
