@@ -3,7 +3,7 @@
 
 flows = Flows(session, parts, width)     # parts by channel, in the order of their rounds
 flows.begin(phase, rounds)
-flows.offer(channel, samples)            # its next part is whole: it goes out
+sum_ = flows.offer(channel, samples)     # its next part is whole: it goes out; `sum_` is done once it is a mean
 ...
 commit = flows.finish()                  # all parts are sums by the samples
 session.applied(commit, digest)
@@ -12,7 +12,9 @@ session.applied(commit, digest)
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from nicps.session.lanes import F32, LaneFormat
 from nicps.session.shared_form import ChannelPlan, Committed
 from nicps.steps import StepEnded
 
-__all__ = ["Flows", "Part", "plan_of"]
+__all__ = ["ChannelPlan", "Flows", "Part", "Times", "plan_of"]
 
 
 class Part(NamedTuple):
@@ -48,6 +50,15 @@ def plan_of(parts: Sequence[Sequence[Part]], width: int) -> tuple[ChannelPlan, .
     )
 
 
+class Times(NamedTuple):
+    """Of one round, on the clock: this member had offered; all had; it was committed here; its mean was there."""
+
+    offered: float
+    listed: float
+    committed: float
+    done: float
+
+
 class _Offer(NamedTuple):
     """A channel's thread takes the part of that place, which this member has `samples` for; 0: it only reads."""
 
@@ -55,6 +66,7 @@ class _Offer(NamedTuple):
     channel: int
     place: int
     samples: int
+    mean: Future[None]
 
 
 class Flows:
@@ -66,7 +78,8 @@ class Flows:
         together: channels have rounds open at the same time. Otherwise rounds come one after the other, in the order of
             the offers, which is the same at all members then.
 
-    Attributes: `commits`, of the parts of this step whose means are there, by channel and place.
+    Attributes: `commits`, of the parts of this step whose means are there, and `times` of those that this member has
+    offered, by channel and place.
     """
 
     def __init__(
@@ -76,15 +89,18 @@ class Flows:
         width: int,
         *,
         together: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert session.channels is not None, "only of a job whose steps have a plan"
         self._session, self._channels = session, session.channels
-        self._parts, self._width = parts, width
+        self._parts, self._width, self._clock = parts, width, clock
         self._lock = threading.Lock()
         self._step = 0  # counts them; what is of an earlier one is dropped
         self._rounds: list[int] = []  # the first one of each channel in the step
         self._given: list[int] = []  # parts that were given to the channel's thread
         self.commits: dict[tuple[int, int], Committed] = {}
+        self.times: dict[tuple[int, int], Times] = {}
+        self._together = together
         self._done = 0  # parts whose means are there, or do not come
         self._failure: BaseException | None = None
         count = len(parts) if together else 1
@@ -97,8 +113,11 @@ class Flows:
         """The plan of a step."""
         return plan_of(self._parts, self._width)
 
-    def begin(self, phase: Phase, rounds: Sequence[int]) -> None:
+    def begin(self, phase: Phase, rounds: Sequence[int], *, together: bool = True) -> None:
         """A step begins, with these rounds of each channel.
+
+        Args:
+            together: False: in this step rounds come one after the other, in the order of the offers here.
 
         Raises:
             JobFailed: the phase has another plan.
@@ -113,19 +132,26 @@ class Flows:
         with self._lock:
             self._step += 1
             self._rounds, self._given = list(rounds), [0] * len(self._parts)
-            self.commits, self._done = {}, 0
+            self.commits, self.times, self._done = {}, {}, 0
+            self._together = together
 
-    def offer(self, channel: int, samples: int) -> None:
+    def offer(self, channel: int, samples: int) -> Future[None]:
         """The next part of that channel is whole, the sum over `samples`: it goes out.
 
         Args:
             samples: 0: this member has no part in the step, and only reads the sums.
+
+        Returns:
+            A future that is done once the mean is in its place. It fails with StepEnded if that does not come. The
+            thread that computes waits for it in `Channels.attend`.
         """
+        mean = Future[None]()
         with self._lock:
             place = self._given[channel]
             self._given[channel] += 1
-            queue = self._queues[min(channel, len(self._queues) - 1)]
-            queue.put(_Offer(self._step, channel, place, samples))
+            queue = self._queues[min(channel, len(self._queues) - 1) if self._together else 0]
+            queue.put(_Offer(self._step, channel, place, samples, mean))
+        return mean
 
     def offer_rest(self, samples: int) -> None:
         """All parts that have not gone out do, in the order of the plan."""
@@ -173,31 +199,40 @@ class Flows:
     def _flow(self, queue: SimpleQueue[_Offer | None]) -> None:
         while (offer := queue.get()) is not None:
             if offer.step != self._step:
+                offer.mean.cancel()
                 continue
             try:
-                self._exchange(offer)
+                if self._exchange(offer):
+                    offer.mean.set_result(None)
+                else:
+                    offer.mean.set_exception(StepEnded())
             except BaseException as failure:  # the thread that computes raises it
                 self._failure = failure
+                offer.mean.set_exception(failure)
             with self._lock:
                 self._done += offer.step == self._step
             self._channels.wake()
 
-    def _exchange(self, offer: _Offer) -> None:
-        if self._channels.ends:
-            return
+    def _exchange(self, offer: _Offer) -> bool:
+        """Whether the part has become a mean."""
         channel = offer.channel
         round_ = self._rounds[channel] + offer.place
         part = self._parts[channel][offer.place]
+        offered = self._clock()
         vector = Compressed(part.vector, part.residual, self._width, mean=False)
-        if offer.samples:
+        if offer.samples and not self._channels.ends:
             self._channels.offer(channel, round_, vector, offer.samples)
         commit = self._channels.wait(channel, round_)
         if commit is None:
-            return
+            return False
+        committed = self._clock()
         self._channels.settle(commit, vector)
         samples = sum(commit.counted.values())
         if samples:
             np.divide(part.vector, np.float32(samples), out=part.vector)
         else:
             part.vector[:] = 0.0
+        listed = offered + commit.seconds_listed
+        self.times[channel, offer.place] = Times(offered, listed, committed, self._clock())
         self.commits[channel, offer.place] = commit
+        return True

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 MOST_ROUNDS = 32  # of a step, over all channels (`nicps.wire.MOST_ROUNDS`)
@@ -122,25 +122,35 @@ class Part:
         return self.last - self.first
 
 
-def cut(timing: Timing, count: int, grain: int = 1) -> list[Part]:
+def cut(timing: Timing, count: int, grain: int = 1, *, whole: bool = False) -> list[Part]:
     """At most `count` parts of about equal bytes, in the order of need.
 
     A part ends where a parameter does, if that is within a quarter of a part of the equal share; a larger parameter is
     cut at a multiple of `grain` bytes.
+
+    Args:
+        whole: every part but the last one is a multiple of `grain`. Then it has the first bytes of the next parameter,
+            too, whose gradient is there earlier: so no part is released later.
     """
-    places = [0]
-    for nbytes in timing.nbytes:
-        places.append(places[-1] + nbytes)
+    places = [0, *accumulate(timing.nbytes)]
     total, ends = places[-1], [0]
     for at in range(1, count):
         wanted = total * at / count
         near = min(places, key=lambda place: abs(place - wanted))
         inside = round(wanted / grain) * grain
         end = near if abs(near - wanted) <= total / count / 4 else inside
+        if whole:
+            end = -(-end // grain) * grain
         if ends[-1] < end < total:
             ends.append(end)
     ends.append(total)
-    return [_part(timing, places, first, last) for first, last in pairwise(ends)]
+    return parts_at(timing, ends[1:])
+
+
+def parts_at(timing: Timing, ends: Sequence[int]) -> list[Part]:
+    """The parts that end there, in the order of need."""
+    places = [0, *accumulate(timing.nbytes)]
+    return [_part(timing, places, first, last) for first, last in pairwise((0, *ends))]
 
 
 def _part(timing: Timing, places: Sequence[int], first: int, last: int) -> Part:
@@ -245,6 +255,7 @@ def plan_for(
     channels: int,
     hosts: int,
     rounds: int = MOST_ROUNDS,
+    least: int = 1,
     grain: int = 1,
 ) -> Plan:
     """The plan of the least predicted time; one channel, where several are not 3 % better than it.
@@ -252,20 +263,22 @@ def plan_for(
     Args:
         channels: at most so many.
         hosts: members, which share the control frames out.
-        rounds: of a step, at most.
-        grain: bytes of a fragment.
+        rounds: of a step, at most; `least`, at least, if the parts are that many.
+        grain: bytes of a fragment. Every part but the last one is a multiple of it.
     """
     control = CONTROL_FRAMES / (hosts + 1) * _CONTROL_SHARE / 2
     found: dict[int, Plan] = {}
     for count in range(channels, rounds + 1, channels):
-        parts = cut(timing, count, grain)
+        if count < min(least, rounds // channels * channels):
+            continue
+        parts = cut(timing, count, grain, whole=True)
         plan = _descend(timing, line, parts, min(channels, len(parts)))
-        if len(parts) <= max(channels, plan.seconds * control):
+        if not found or len(parts) <= max(channels, plan.seconds * control):
             found.setdefault(len(parts), plan)
     if not found:
         raise ValueError(f"{rounds} rounds are too few for {channels} channels")
-    least = min(plan.seconds for plan in found.values())
-    best = found[min(k for k, plan in found.items() if plan.seconds <= least * _SIMPLER)]
+    shortest = min(plan.seconds for plan in found.values())
+    best = found[min(k for k, plan in found.items() if plan.seconds <= shortest * _SIMPLER)]
     if best.single < best.seconds * _PAYS:
         return Plan(best.ends, (0,) * len(best.channels), best.single, best.single)
     return best

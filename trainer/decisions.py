@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nicps.client import Commit, Session
+from nicps.flows import ChannelPlan
 from trainer.errors import JobError
 from trainer.journal import Journal
+from trainer.settings import State
 
 if TYPE_CHECKING:
     from trainer.training import Training
+
+
+class Foreseen(NamedTuple):
+    """`ends`: training ends after a round, with a test. `test`: a test is due."""
+
+    ends: bool
+    test: bool
 
 
 class Decisions:
@@ -40,23 +49,37 @@ class Decisions:
         """The first phase begins."""
         self._saved_at = self._clock()
 
-    def after_training(self, commit: Commit, test: bool, seconds: float) -> bool:
-        """R14: test, or train on; whether to train on.
+    def after_training(
+        self, commit: Commit, test: bool, seconds: float, plan: Sequence[ChannelPlan] = ()
+    ) -> bool:
+        """R14: test, or train on; whether to train on in the same phase.
 
         Args:
-            test: as `is_test_due` has it.
+            test: whether that is due (`foresee`).
             seconds: that the round took.
+            plan: another one of a step, if there is no test.
         """
-        due = self._is_due(seconds)
-        self._session.decide(commit.round, "test" if test else "continue", checkpoint=due)
-        return not (test and self._session.lead)
+        due, plan = self._is_due(seconds), () if test else plan
+        what = "test" if test else "plan" if plan else "continue"
+        more = {"plan": plan} if plan else {}
+        self._session.decide(commit.round, what, checkpoint=due, **more)
+        return not ((test or plan) and self._session.lead)
 
     def is_test_due(self, before: int) -> bool:
-        """Whether a test is due, at every epoch's end and at the end, where `before` rounds had been trained before."""
-        training = self._training
-        training.finishing = training.job.done(training.state, training.records)
-        every = self._settings.rounds_between_tests(training.records)
-        return training.finishing or training.state.round // every > before // every
+        """Whether a test is due after the last round, where `before` rounds had been trained before it."""
+        foreseen = self.foresee(before, self._training.state)
+        self._training.finishing = foreseen.ends
+        return foreseen.test
+
+    def foresee(self, before: int, state: State) -> Foreseen:
+        """What comes after a round, with that state: a test at every epoch's end and at the end.
+
+        Args:
+            before: so many rounds had been trained before.
+        """
+        ends = self._training.job.done(state, self._training.records)
+        every = self._settings.rounds_between_tests(self._training.records)
+        return Foreseen(ends, ends or state.round // every > before // every)
 
     def after_test(self, round_: int) -> None:
         """R14: the end, or more training."""

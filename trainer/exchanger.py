@@ -36,7 +36,7 @@ class Exchanger(Protocol):
         """The model is built; `digest` as for `Session.ready`."""
 
     def begin(self, phase: Phase, round_: int) -> None:
-        """The last micro-batch of a step is computed next."""
+        """The backward pass of a step's last micro-batch is computed next."""
 
     def exchange(self, phase: Phase, round_: int, samples: int, out: F32) -> Exchanged | None:
         """Read the sum of all members' gradients into `out`, float32 (lanes,); None: the phase has ended.

@@ -21,7 +21,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import weights
+from trainer.buffers import Average, Buffer
 from trainer.errors import JobError
 
 F32 = npt.NDArray[np.float32]
@@ -103,18 +103,18 @@ class FlatModel:
             is_buffer = not isinstance(tensor, nn.Parameter)
             self._tensors[name] = tensor.data.contiguous() if is_buffer else tensor.data
             names[id(tensor)] = name
-        self._buffers: list[_Buffer] = []  # a buffer that modules share is in it more than once
+        self._buffers: list[Buffer] = []  # a buffer that modules share is in it more than once
         for module in model.modules():
             for key, held in module._buffers.items():
                 if held is not None:
                     name = names[id(held)]
                     place = module._buffers[key] = self._tensors[name]
-                    self._buffers.append(_Buffer(name, module, key, place))
+                    self._buffers.append(Buffer(name, module, key, place))
         self._fixed_common = {name: self._tensors[name].clone() for name, _ in fixed}
         self._averaged = {name for name, _ in buffers}
         self._gradients = [self._vector[span] for span in self._spans("parameter")]
         self._averages = [
-            _Average(self._weights[span], self._weights[span].clone(), self._vector[span], span)
+            Average(self._weights[span], self._weights[span].clone(), self._vector[span], span)
             for span in self._spans("buffer")
         ]
 
@@ -141,10 +141,18 @@ class FlatModel:
         for parameter, gradient in self._in_vector:
             parameter.grad = gradient
 
-    def begin_training(self, seed: int) -> None:
-        """`begin`, for a round in whose training random numbers follow `seed`."""
+    def begin_training(self, seed: int, *, ahead: bool = False) -> None:
+        """`begin`, for a round in whose training random numbers follow `seed`.
+
+        Args:
+            ahead: the means of the round before are still on their way (`trainer.updates`). So gradients and averaged
+                buffers stay as they are; each is put right as its mean comes.
+        """
         torch.manual_seed(seed)
-        self.begin()
+        if ahead:
+            self._restore_rest()
+        else:
+            self.begin()
         self.model.train()
 
     @contextlib.contextmanager
@@ -254,6 +262,23 @@ class FlatModel:
         self.restore()
 
     @torch.no_grad()
+    def move_buffers(self) -> None:
+        """Averaged buffers become new common values, by the mean that is in the vector."""
+        for average in self._averages:
+            average.move(average.change)
+            average.restore()
+
+    @property
+    def in_vector(self) -> Sequence[tuple[nn.Parameter, Tensor]]:
+        """Parameters that are trained, in the layout's order, with their gradients in the vector."""
+        return self._in_vector
+
+    @property
+    def averaged(self) -> list[Tensor]:
+        """Averaged buffers, as modules have them when a round begins."""
+        return [self._tensors[name] for name in sorted(self._averaged)]
+
+    @torch.no_grad()
     def adopt(self) -> None:
         """What is in `weights` now is what all members have in common."""
         for average in self._averages:
@@ -265,10 +290,34 @@ class FlatModel:
         """Give buffers and everything fixed the values that all members have in common."""
         for average in self._averages:
             average.restore()
+        self._restore_rest()
+
+    def _restore_rest(self) -> None:
+        """The same, but for averaged buffers."""
         for name, common in self._fixed_common.items():
-            self._tensors[name].copy_(common)
+            self._tensors[name].data.copy_(common)
         for buffer in self._buffers:
             buffer.put_back()
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Meanwhile all is as all members have it in common, though a forward pass has changed buffers already.
+
+        What is pending (`trainer.updates`) is read as it is.
+        """
+        changed = [average.place for average in self._averages]
+        changed += [self._tensors[name] for name in self._fixed_common]
+        kept = [(place.data, place.data.clone()) for place in changed]
+        held = [(buffer, buffer.held) for buffer in self._buffers]
+        self.restore()
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                yield
+        finally:
+            for place, values in kept:
+                place.copy_(values)
+            for buffer, tensor in held:
+                buffer.module._buffers[buffer.key] = tensor
 
     # ---- state
 
@@ -321,87 +370,6 @@ def _collect(parameter: Tensor, gradient: Tensor) -> None:
 
 
 Named = list[tuple[str, Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Average:
-    """Averaged buffers that lie side by side: at `place` in the weights, with the value that all hosts have in common.
-
-    `change` is their place in the vector, `span` where that is.
-    """
-
-    place: Tensor
-    common: Tensor
-    change: Tensor
-    span: slice
-
-    def measure(self, samples: int) -> None:
-        """What this host contributes: the change since the round began, times its samples."""
-        torch.sub(self.place, _finite(self.common), out=self.change)
-        self.change.mul_(samples)
-        torch.nan_to_num(self.change, nan=0.0, posinf=0.0, neginf=0.0, out=self.change)
-
-    def move(self, change: Tensor) -> None:
-        """The common value moves by the mean of all changes."""
-        moved = _finite(self.common).add_(change)
-        torch.where(change == 0, self.common, moved, out=self.common)  # NaN stays what it is
-
-    def restore(self) -> None:
-        """The buffers have the common value again."""
-        self.place.copy_(self.common)
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffer:
-    """A buffer by its name in the layout. `place` is where its values are kept; the module can replace it."""
-
-    name: str
-    module: nn.Module
-    key: str
-    place: Tensor
-
-    @property
-    def held(self) -> Tensor | None:
-        """What the module has in its place now."""
-        return self.module._buffers.get(self.key)
-
-    @property
-    def is_alike(self) -> bool:
-        """Whether that can stand for it: a tensor of its shape and type, or nothing."""
-        held, place = self.held, self.place
-        return held is None or (held.shape == place.shape and held.dtype == place.dtype)
-
-    def changed(self, common: Tensor) -> bool:
-        """Whether a float32 buffer has other bits than all hosts have in common; a cache has none of theirs."""
-        held = self.held
-        if held is None or held.dtype != torch.float32 or not self.is_alike:
-            return False
-        return not torch.equal(held.view(torch.int32), common.view(torch.int32))
-
-    def put_back(self) -> None:
-        """The module holds what is in `place` again."""
-        self.module._buffers[self.key] = self.place
-
-    def take_back(self) -> None:
-        """The same, with the values of the tensor that the module has put there instead of changing it.
-
-        Raises:
-            JobError: they do not fit.
-        """
-        held = self.held
-        if held is not None and held is not self.place:
-            if not self.is_alike:
-                raise JobError(
-                    f"buffer {self.name!r} is averaged over the hosts, and has become {held.dtype} "
-                    f"{list(held.shape)}; it was {self.place.dtype} {list(self.place.shape)}"
-                )
-            self.place.copy_(held)
-        self.put_back()
-
-
-def _finite(values: Tensor) -> Tensor:
-    """A copy with 0 for what is not finite."""
-    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _sort(

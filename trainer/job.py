@@ -15,7 +15,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nicps.errors import NicpsError, UsageProblem
 from nicps.extras import missing_extra
+from nicps.steps import StepEnded
 from trainer.errors import JobError, SettingError
 from trainer.settings import Settings, State, check, implied, merge
 
@@ -163,6 +165,9 @@ class Blame(AbstractContextManager[None]):
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, JobError) or not isinstance(error, Exception | SystemExit):
+            return
+        # What a module's wait has raised, in front of its forward pass.
+        if isinstance(error, StepEnded | NicpsError) and not isinstance(error, UsageProblem):
             return
         if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
             raise missing from error

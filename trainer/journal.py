@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nicps.client import Session
-from trainer.metrics import Metrics
+from trainer.metrics import Metrics, Steps
 from trainer.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Journal:
     """One member's, of one job.
 
-    Attributes: `began`, on the clock, when `State.seconds` was 0, or None before the first phase; `busy`, whether the
-    session is another thread's: no message may be sent.
+    Attributes: `steps`, what came of them in time; `began`, on the clock, when `State.seconds` was 0, or None before
+    the first phase; `busy`, whether the session is another thread's: no message may be sent.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Journal:
         self._trackers = Trackers(self._settings, training.job.name, out, self.warn)
         self._late: list[str] = []
         self.began: float | None = None
+        self.steps = Steps()
         self.busy: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> Self:
@@ -71,6 +72,8 @@ class Journal:
         state = self._training.state
         common = {"trained_rounds": state.round, "view": self._session.view}
         self._metrics.round(values | common)
+        if values["phase"] == "train":
+            self.steps.note(values)
 
     def report(
         self, round_: int, samples: int, seconds: float, clipped: int, *, tested: bool = False
@@ -104,6 +107,11 @@ class Journal:
                     figures = {key: values[key] for key in ("loss", "epoch", "samples_per_second")}
                     figures |= shares | {"samples": samples, "round_seconds": seconds}
                 self._trackers.log(state.round, figures)
+
+    def note(self, message: str) -> None:
+        """Put it into this host's log."""
+        if message:
+            print(f"trainer: {message}", file=sys.stderr, flush=True)
 
     def warn(self, message: str) -> None:
         """Say it, and tell the agent, or do so in `catch_up` where that cannot be now."""

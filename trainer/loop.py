@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nicps.client import Phase, Session
 from trainer import weights
@@ -101,6 +101,11 @@ class Loop:
         else:
             self._system = Served(*parts, clock)
         session.on_keep = lambda: self._system.keep(self._decisions.checkpoint)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """As `trainer.metrics.Steps` has them."""
+        return self._journal.steps.figures
 
     def run(self) -> State:
         """Train until the lead ends the job; returns the final state.

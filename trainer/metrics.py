@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -78,6 +80,34 @@ class Metrics:
         shares = {key.replace("seconds", "share"): self._sums[key] / whole for key in TIMES}
         self._sums = dict.fromkeys(TIMES, 0.0)
         return shares
+
+
+class Steps:
+    """Seconds of the training steps of this run, since the last plan is in force where steps have one."""
+
+    def __init__(self) -> None:
+        self._channels = 1
+        self._predicted: float | None = None
+        self._took, self._waited = array("d"), array("d")
+
+    def note(self, row: Mapping[str, Any]) -> None:
+        """One, by its row."""
+        plan = row.get("channels", 1), row.get("predicted_seconds")
+        if plan != (self._channels, self._predicted):
+            self._channels, self._predicted = plan
+            self._took, self._waited = array("d"), array("d")
+        self._took.append(row["t_end"] - row["t_start"])
+        self._waited.append(row["seconds_wait"] + row["seconds_network"])
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """For the result: medians, None without a step; and what the plan was predicted to take, None without one."""
+        return {
+            "channels": self._channels,
+            "step_seconds": median(self._took) if self._took else None,
+            "wait_seconds": median(self._waited) if self._waited else None,
+            "predicted_seconds": self._predicted,
+        }
 
 
 def save_gradients(out: Path, round_: int, life: str, number: int, **values: Any) -> None:

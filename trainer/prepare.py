@@ -116,7 +116,8 @@ def _prepare(
     job.change(chosen)
     # After the cheap errors: PyTorch takes seconds.
     branches = pack_branches(job) if packed or job.settings.packed else None
-    training = training_of(job, counts["train"], branches.order() if branches else ())
+    first = branches.order() if branches else needed_first(job, sets["train"])
+    training = training_of(job, counts["train"], first)
     if saved is not None and resume is not None:
         training.take(saved, resume)
         run = resume.parent.parent  # if it has ended in its last round, it has no result yet
@@ -206,6 +207,24 @@ def pack_branches(job: Job) -> Sets:
     if warning := sets.warning():
         print(f"trainer: warning: {warning}", file=sys.stderr, flush=True)
     return sets
+
+
+def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
+    """P2: the order of the parameters in the vector where steps have a plan: that in which the forward pass needs them.
+
+    Raises:
+        JobError: the job's functions fail.
+    """
+    if job.settings.priorities is None:
+        return []
+    from trainer.flat import FlatModel
+    from trainer.need import order_of_need
+
+    model, batch = job.model(), FlatModel.tensors(two_of(samples))
+    model.train()
+    order = order_of_need(model, lambda whole: job.loss(whole, batch))
+    parameters = {name for name, _ in model.named_parameters()}
+    return [name for name in order if name in parameters]
 
 
 def order_branches(

@@ -74,6 +74,9 @@ def _tiles(run: Run) -> str:
         tile(f"{result['fragments_added']:,}", "fragments added by the kernels")
     if "fragments_sent_again" in result:
         tile(f"{result['fragments_sent_again']:,}", "fragments sent again")
+    if result.get("predicted_seconds") and result.get("step_seconds"):
+        took, due = result["step_seconds"], result["predicted_seconds"]
+        tile(f"{took:.3f} s", f"a step on {result['channels']} channels; predicted: {due:.3f} s")
     cancelled = [event.why for event in run.events if event.kind == "cancelled"]
     if cancelled:
         tile("cancelled", cancelled[-1])

@@ -81,6 +81,7 @@ def train(session: Session, workdir: Path) -> None:
         "accuracy": state.accuracy,
         "weights_sha256": model.sha256(),
         "seconds": state.seconds,
+        **loop.figures,
     }
     save(model, final, workdir / "out")
 

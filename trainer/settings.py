@@ -25,6 +25,7 @@ SYNC_EVERY = (
 MIN_MICRO_BATCHES = 10  # R13
 MOST_CHANNELS = 8  # of a step's plan
 SCOPES = ("queue", "order")
+EQUAL = "equal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class Settings:
         exchange is stripes. None: no plan. With it `bucket_mb` is the room of all channels together.
     priority_scope: how far priorities reach: "queue", rounds of a plan come one after the other; "order", each channel
         has a round open.
+    priority_cuts: with how many parameters before it, in the order in which the forward pass needs them, a less urgent
+        channel begins: numbers that rise, separated by commas; or "equal", shares of about equal size. None: the lead
+        measures the first steps, and works the shares out.
     exchange: how the gradients of a round become one sum: "broadcast", every host adds what the others broadcast;
         "stripes", each adds its part and sends the sum to all; "switch", the network's switch adds; "auto", the switch
         where the starting host believes one, else stripes.
@@ -89,6 +93,7 @@ class Settings:
     bucket_mb: float | None = None
     priorities: int | None = None
     priority_scope: str = "order"
+    priority_cuts: str | None = None
     exchange: str = "auto"
     quorum: float = 0.9
     micro_batches: int = MIN_MICRO_BATCHES
@@ -125,6 +130,12 @@ class Settings:
     def packed(self) -> bool:
         """Whether the model's branches are packed into two sets (B1)."""
         return self.system == "B"
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """`priority_cuts` as numbers; none where shares are equal, or worked out."""
+        cuts = self.priority_cuts
+        return () if cuts in (None, EQUAL) else tuple(map(int, str(cuts).split(",")))
 
     def planned_rounds(self, records: int) -> int | None:
         """Rounds until `epochs` or `rounds` is reached, with `records` training samples."""
@@ -237,6 +248,8 @@ def check(settings: Settings) -> None:
     _demand(settings, "priority_scope", settings.priority_scope in SCOPES, " or ".join(SCOPES))
     if settings.priorities is not None:
         _check_priorities(settings)
+    elif settings.priority_cuts is not None:
+        _demand(settings, "priority_cuts", False, "none, as priorities is not set")
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     least = MIN_MICRO_BATCHES if settings.quorum < 1 else 1
@@ -296,6 +309,15 @@ def _check_priorities(settings: Settings) -> None:
     of = "as priorities is set"
     most = 1 <= settings.priorities <= MOST_CHANNELS
     _demand(settings, "priorities", most, f"from 1 to {MOST_CHANNELS}")
+    cuts = settings.priority_cuts
+    known = cuts in (None, EQUAL) or all(each.isdecimal() for each in str(cuts).split(","))
+    few = known and len(settings.cuts) < settings.priorities
+    _demand(
+        settings,
+        "priority_cuts",
+        few,
+        f"{EQUAL}, or fewer numbers than priorities ({settings.priorities}), separated by commas",
+    )
     stripes = settings.exchange in ("auto", "stripes")
     _demand(settings, "exchange", stripes, f"auto or stripes, {of}")
     _demand(settings, "save_gradients", not settings.save_gradients, f"false, {of}")

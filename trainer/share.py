@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,19 +76,22 @@ class Share:
         self,
         round_: int,
         step: int,
-        last: Callable[[], None] = lambda: None,
+        between: Callable[[bool], None] = lambda last: None,
         stop: Callable[[], bool] = lambda: False,
+        *,
+        ahead: bool = False,
     ) -> tuple[int, float]:
         """Work the share in micro-batches (R13): samples done, and the sum of their losses.
 
         Args:
             step: how many shares were worked before; it says which samples come, and which random numbers.
-            last: is called before the last micro-batch.
+            between: is called between the forward and the backward pass of each micro-batch; whether it is the last.
             stop: whether this host is called away.
+            ahead: the round before is not settled; `between` settles it.
         """
         session, training, parts = self._session, self._training, self._settings.micro_batches
         share = self.place.share
-        training.begin(_mix(self._settings.seed, session.number, step))
+        training.begin(_mix(self._settings.seed, session.number, step), ahead=ahead)
         indices = self._part.indices(step * share, share)
         done, loss_sum = 0, 0.0
         for part in range(1, parts + 1):
@@ -97,9 +101,8 @@ class Share:
                 continue
             if session.closed(round_):  # the others need no more: this host may catch up with them
                 break
-            if end == share:
-                last()
-            loss_sum += training.compute(self._part.take(indices[done:end]), end - done)
+            batch = self._part.take(indices[done:end])
+            loss_sum += training.compute(batch, end - done, partial(between, end == share))
             done = end
             self._pace.keep(begun)
             if stop():

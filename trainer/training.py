@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,23 +59,37 @@ class Training:
             self.buckets = Buckets(model.layout, size, job.settings.lane)
         self.parts: Parts | None = None
         if (channels := job.settings.priorities) is not None:
-            self.parts = Parts(model.layout, channels, job.settings.lane, job.settings.bucket_mb)
+            of = channels, job.settings.lane, job.settings.bucket_mb, job.settings.cuts
+            self.parts = Parts(model.layout, *of)
         self.state = State()
         self.finishing = False
         self.unit: int | None = None
         self._scheduled = 0
 
-    def begin(self, seed: int) -> None:
-        """A round begins: gradients are zero, buffers are those of all members, and random numbers follow `seed`."""
-        self.model.begin_training(seed)
+    def begin(self, seed: int, *, ahead: bool = False) -> None:
+        """A round begins: gradients are zero, buffers are those of all members, and random numbers follow `seed`.
 
-    def compute(self, batch: weights.Arrays, samples: int) -> float:
+        Args:
+            ahead: the round before is not settled: see `FlatModel.begin_training`.
+        """
+        if ahead:
+            self.model.begin_training(seed, ahead=True)
+        else:
+            self.model.begin_training(seed)
+
+    def compute(
+        self, batch: weights.Arrays, samples: int, between: Callable[[], None] = lambda: None
+    ) -> float:
         """Add the gradient of these samples' losses, their sum and not their mean; returns that sum.
+
+        Args:
+            between: is called when the forward pass has ended, before backward.
 
         Raises:
             JobError: the job's `loss` fails.
         """
         loss = self.job.loss(self.model.model, self.model.tensors(batch))
+        between()
         self.job.backward(loss * samples)
         return loss.item() * samples
 
@@ -110,10 +124,15 @@ class Training:
 
     def count(self, rounds: int) -> None:
         """So many rounds more are trained."""
+        state = self.after(rounds)
+        self.schedule(state.round)
+        self.state = state
+
+    def after(self, rounds: int) -> State:
+        """The state once so many rounds more are trained."""
         trained = self.state.round + rounds
-        self.schedule(trained)
         epoch = trained * self.job.settings.batch / self.records
-        self.state = replace(self.state, round=trained, epoch=epoch)
+        return replace(self.state, round=trained, epoch=epoch)
 
     def schedule(self, rounds: int) -> None:
         """The scheduler has been stepped as often as so many rounds ask for; never less often than it was."""

@@ -87,7 +87,22 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
         "sums_asked_again": sum(agent["sums_asked_again"] for agent in agents),
         "token_turns": sum(agent["token_turns"] for agent in agents),
+        **_steps(final),
         **_served([agent["served"] for agent in agents if "served" in agent]),
+    }
+
+
+def _steps(final: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a training step, by the first member's training program: channels, its median time, how long of it that
+    program waited for the exchange, and how long it should take with the plan of its channels.
+    """
+    channels = final.get("channels", 1)
+    seconds = {
+        name: final.get(name) for name in ("step_seconds", "wait_seconds", "predicted_seconds")
+    }
+    return {
+        "channels": channels if isinstance(channels, int) else 1,
+        **{name: each if isinstance(each, int | float) else None for name, each in seconds.items()},
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time that this host's contribution has been on its way, and whether its sums come."""
+"""The time that this host's contribution to a channel has been on its way, and whether its sums come."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ class Contribution:
 
     def __init__(self) -> None:
         self._offered_at = self._sending_s = 0.0
+        self._listed_at: float | None = None
         self._lacked = -1  # the last round in which sums of the switch had not come
 
     def begin(self, now: float) -> None:
         """The contribution is ready."""
-        self._offered_at, self._sending_s = now, 0.0
+        self._offered_at, self._sending_s, self._listed_at = now, 0.0, None
 
-    def note_sent(self, seconds: float) -> None:
-        """Some of its fragments have been sent in so many seconds."""
-        self._sending_s += seconds
+    def note_sent(self, started: float, ended: float) -> None:
+        """Some of its fragments have been sent between these times; the first ones as soon as the list is closed."""
+        self._sending_s += ended - started
+        if self._listed_at is None:
+            self._listed_at = started
+
+    def seconds_listed(self, now: float) -> float:
+        """The time from when it was ready until all others were."""
+        return max(0.0, (now if self._listed_at is None else self._listed_at) - self._offered_at)
 
     def seconds_waited(self, now: float) -> float:
         """The time since it was ready, without that of its own sending."""

@@ -96,7 +96,7 @@ class Part:
         self.served = ServedMemory(node, tasks, self)
         memory = self.accumulators, self.served
         self._entry = Entry(node, self.programs, self.hand_out, *memory)
-        self.contribution = Contribution()
+        self.contributions = [Contribution() for _ in range(wire.MAX_CHANNELS)]
         self.steps = Steps()
         self.unit: int | None = None
         self.unit_of = Exchange.BROADCAST
@@ -256,8 +256,9 @@ class Part:
             return [*orders, MarkRead(commit.round, 0, commit.channel)]
         if phase.kind is wire.PhaseKind.TRAIN and number in commit.counted:
             self.programs.note_training()
-        waited = self.contribution.seconds_waited(now)
-        return [*orders, *program.show_commit(now, commit, waited)]
+        mine_there = self.contributions[commit.channel]
+        waited, listed_s = mine_there.seconds_waited(now), mine_there.seconds_listed(now)
+        return [*orders, *program.show_commit(now, commit, waited, listed_s)]
 
     def _store(self, phase: Phase, commit: Committed) -> Orders:
         """A window of a hand-out: its bank is free once it is on disk."""
@@ -298,11 +299,12 @@ class Part:
 
     def note_sent(self, action: SendFragments, started: float, ended: float) -> Orders:
         """Fragments of this host's contribution are with the kernel."""
-        self.contribution.note_sent(ended - started)
+        contribution = self.contributions[action.channel]
+        contribution.note_sent(started, ended)
         if not (action.repair and action.exchange.lost):
             return []
         self.finish.asked_again += sum(count for _, count in action.ranges)
-        if not self.contribution.lacks_sums_anew(action.round):
+        if not contribution.lacks_sums_anew(action.round):
             return []
         text = f"{action.exchange.lost} have not come: sending their fragments again"
         return [Warn(f"round {action.round}: {text}")]
@@ -326,10 +328,10 @@ class Part:
                 if program.lags:
                     return []  # the program will offer the round again
                 program.note_offered(channel, round_)
-                self.contribution.begin(now)
+                self.contributions[channel].begin(now)
                 return [Offer(round_, samples, unit, skip, conversion, channel)]
             case Step(round_, samples, skip) if not program.lags:
-                self.contribution.begin(now)
+                self.contributions[0].begin(now)
                 return self.served.step(program, Offer(round_, samples, skip=skip))
             case Pull(round_):
                 return self.served.pull(now, program, round_, self.phase)

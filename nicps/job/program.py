@@ -209,7 +209,9 @@ class Program:
         message = shared_form.View(*of, places, stripes)
         return [Post(self.number, message)]
 
-    def show_commit(self, now: float, commit: Committed, seconds_waited: float) -> Orders:
+    def show_commit(
+        self, now: float, commit: Committed, seconds_waited: float, seconds_listed: float = 0.0
+    ) -> Orders:
         """A round counts: its sum can be read."""
         owed, step = self._owed, self._owed.step
         if step is None:
@@ -231,6 +233,7 @@ class Program:
             commit.aggregators,
             commit.saved,
             commit.channel,
+            seconds_listed,
         )
         return [Post(self.number, message)]
 

@@ -390,6 +390,9 @@ class Committed(Message):
         bool, Field(FLAG, "the lead writes a checkpoint of the state after it (R22)")
     ] = False
     channel: Annotated[int, Field(CHANNEL, "whose round it is")] = 0
+    seconds_listed: Annotated[
+        float, Field(number(), "from this member's offer until all others had offered")
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

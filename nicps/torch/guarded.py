@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,77 @@ def _found(kind: type[Any], value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _found(kind, each)
+
+
+class Hidden:
+    """Parameters that are pending, from `hide` to `show` and `give_back`.
+
+    Args:
+        wait: gets those that are used, and returns once they are updated.
+
+    Attributes: `kind`, their class meanwhile.
+    """
+
+    def __init__(self, wait: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        self.kind = waiting_class(nn.Parameter, wait)
+        self._values: dict[int, torch.Tensor] = {}
+
+    def hide(self, parameters: Iterable[nn.Parameter]) -> None:
+        """From now on these are pending. What reads one without Python gets NaN, and no value that is not final."""
+        for parameter in parameters:
+            self._values[id(parameter)] = parameter.data
+            nowhere = torch.full((), torch.nan, dtype=parameter.dtype, device="cpu")
+            parameter.__class__ = self.kind
+            with torch._C.DisableTorchFunctionSubclass():
+                parameter.data = nowhere.expand(parameter.shape)
+
+    def show(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Their memory is within reach again: they are updated next."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in parameters:
+                if (value := self._values.pop(id(parameter), None)) is not None:
+                    parameter.data = value
+
+    def give_back(self, parameters: Iterable[nn.Parameter]) -> None:
+        """They have their class again."""
+        for parameter in parameters:
+            if type(parameter) is self.kind:
+                parameter.__class__ = nn.Parameter
+
+
+def wait_in_front(
+    model: nn.Module, part_of: Mapping[int, int], wait: Callable[[Sequence[int]], None]
+) -> Iterator[Any]:
+    """Let each module wait in front of its forward pass, and give the hooks.
+
+    Args:
+        part_of: the part of a parameter or buffer, by its id.
+        wait: gets the parts of the module's own ones; in `eval` mode, where a module may read its children's parameters
+            by a faster way of its own, of all below it.
+    """
+    for module in model.modules():
+        own, below = (
+            tuple(
+                {
+                    part_of[id(each)]
+                    for each in (*module.parameters(deep), *module.buffers(deep))
+                    if id(each) in part_of
+                }
+            )
+            for deep in (False, True)
+        )
+        if below:
+            hook = WaitingHook(partial(_wait_for, wait, own, below))
+            yield module.register_forward_pre_hook(hook, prepend=True)
+
+
+def _wait_for(
+    wait: Callable[[Sequence[int]], None],
+    own: Sequence[int],
+    below: Sequence[int],
+    module: nn.Module,
+) -> None:
+    wait(own if module.training else below)
 
 
 class WaitingHook:

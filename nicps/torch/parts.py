@@ -240,6 +240,7 @@ class Parts:
         parts: in their order of need.
         promised: is called for each part that is promised, before another thread can update it.
         updated: is called in the thread that has carried out the update, before another thread sees its end.
+        attend: waits until it is true, and is woken behind each future; otherwise the thread sleeps.
     """
 
     def __init__(
@@ -248,9 +249,11 @@ class Parts:
         parts: Sequence[Part],
         promised: Callable[[Due], None] = lambda due: None,
         updated: Callable[[Due], None] = lambda due: None,
+        attend: Callable[[Callable[[], bool]], None] | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self._step, self._promised, self._updated = step, promised, updated
+        self._attend = attend
         self._due: dict[int, Due] = {}
         self._lock = threading.RLock()  # with it a thread may update, and sees no half of an update
         self._updating = False
@@ -368,6 +371,9 @@ class Parts:
         self._updated(due)
 
     def _wait_for_news(self, seen: int) -> int:
+        if self._attend is not None:
+            self._attend(lambda: self._count != seen)
+            return self._count
         with self._news:
             self._news.wait_for(lambda: self._count != seen)
             return self._count

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from nicps.errors import UsageProblem
-from nicps.torch.guarded import WaitingHook, WaitingState, waiting_class
+from nicps.torch.guarded import Hidden, WaitingHook, WaitingState, wait_in_front, waiting_class
 from nicps.torch.parts import Due, Part, Parts, PartStep
 
 Offer = Callable[[Part, torch.Tensor], Future[Any]]
@@ -59,13 +59,13 @@ class PendingSteps:
         self, model: nn.Module, optimizer: Optimizer, parts: Sequence[Part], offer: Offer
     ) -> None:
         self._update = PartStep(optimizer)
+        self._hidden = Hidden(self._wait_for)
         self._parts = Parts(self._show_and_update, parts, self._hide, self._updated)
         self._offer, self._optimizer = offer, optimizer
-        self._values: dict[int, torch.Tensor] = {}  # of pending parameters
         self._place = {
             id(each): (part, at) for part in parts for at, each in enumerate(part.parameters)
         }
-        _check_model(model)
+        check_model(model)
         _check_cover(model, optimizer, self._place)
         _check_step(optimizer)
         self._gathered: dict[int, dict[int, torch.Tensor]] = {}  # of each part, by parameter
@@ -73,11 +73,14 @@ class PendingSteps:
         self._syncs, self._touched, self._closed = True, False, False
         self._warned: set[str] = set()
         self._sorted = 0  # so many entries of the optimizer's state are in its parameters' order
-        self._parameter = waiting_class(nn.Parameter, self._wait_for)
         self._gradient = waiting_class(
             torch.Tensor, lambda _: self._wait_for_gradients("reads a gradient")
         )
-        self._hooks: list[Any] = [*self._of_modules(model), *self._of_states(model, optimizer)]
+        part_of = {each: part.index for each, (part, _) in self._place.items()}
+        self._hooks: list[Any] = [
+            *wait_in_front(model, part_of, self._parts.wait),
+            *self._of_states(model, optimizer),
+        ]
         for each in self._parameters():
             self._hooks.append(each.register_post_accumulate_grad_hook(self._take))  # type: ignore[no-untyped-call]
         self._whole_step = optimizer.step
@@ -109,11 +112,9 @@ class PendingSteps:
         finally:
             for hook in self._hooks:
                 hook.remove()
-            self._show(self._parameters())
-            for parameter in self._parameters():
-                self._give_back(parameter, nn.Parameter)
-                if parameter.grad is not None:
-                    self._give_back(parameter.grad, torch.Tensor)
+            self._hidden.show(self._parameters())
+            self._hidden.give_back(self._parameters())
+            self._plain(each.grad for each in self._parameters())
             self._optimizer.state = self._optimizer.state.plain()  # type: ignore[attr-defined]
             if self._optimizer.__dict__.get("step") is self._own_step:
                 self._optimizer.step = self._whole_step  # type: ignore[method-assign]
@@ -135,18 +136,6 @@ class PendingSteps:
 
     def _guard_state(self, optimizer: Optimizer) -> None:
         optimizer.state = WaitingState(optimizer.state, self.wait)
-
-    def _of_modules(self, model: nn.Module) -> Iterator[Any]:
-        for module in model.modules():
-            own, below = (
-                tuple({self._place[id(p)][0].index for p in found if id(p) in self._place})
-                for found in (module.parameters(recurse=False), module.parameters())
-            )
-            if below:
-                # A module's `eval` forward may read its children's parameters by a faster way of its own.
-                yield module.register_forward_pre_hook(
-                    WaitingHook(partial(_wait_in_front, self._parts, own, below)), prepend=True
-                )
 
     def _of_states(self, model: Any, optimizer: Optimizer) -> Iterator[Any]:
         def wait(*_: Any) -> None:
@@ -179,7 +168,7 @@ class PendingSteps:
 
     def _refusal(self, parameter: nn.Parameter, gradient: torch.Tensor, part: Part) -> str:
         at = self._place[id(parameter)][1]
-        if type(parameter) is self._parameter:
+        if type(parameter) is self._hidden.kind:
             return (
                 "a gradient of the step before came before its update: run the forward pass again"
             )
@@ -242,8 +231,7 @@ class PendingSteps:
         self._check_all_are_there()
         offered = self._parts.wait_for_sums()
         for due in offered:
-            for gradient in due.gradients:
-                self._give_back(gradient, torch.Tensor)
+            self._plain(due.gradients)
         return offered
 
     def _check_all_are_there(self) -> None:
@@ -347,44 +335,25 @@ class PendingSteps:
         return (parameter for part in self._parts.parts for parameter in part.parameters)
 
     def _hide(self, due: Due) -> None:
-        """From now on these are pending. What reads one without Python gets NaN, and no value that is not final."""
-        for parameter in due.part.parameters:
-            self._values[id(parameter)] = parameter.data
-            nowhere = torch.full((), torch.nan, dtype=parameter.dtype, device="cpu")
-            parameter.__class__ = self._parameter
-            with torch._C.DisableTorchFunctionSubclass():
-                parameter.data = nowhere.expand(parameter.shape)
-
-    def _show(self, parameters: Iterable[nn.Parameter]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            for parameter in parameters:
-                if (value := self._values.pop(id(parameter), None)) is not None:
-                    parameter.data = value
+        self._hidden.hide(due.part.parameters)
 
     def _show_and_update(self, parameters: Sequence[nn.Parameter], *rest: Any) -> None:
-        self._show(parameters)
+        self._hidden.show(parameters)
         self._update(parameters, *rest)
 
     def _updated(self, due: Due) -> None:
-        for parameter in due.part.parameters:
-            self._give_back(parameter, nn.Parameter)
-        for gradient in due.gradients:
-            self._give_back(gradient, torch.Tensor)
+        self._hidden.give_back(due.part.parameters)
+        self._plain(due.gradients)
         _mark(due.gradients)
         state: Any = self._optimizer.state
         if not self._parts.waits and len(state) != self._sorted:
             state.sort(each for group in self._optimizer.param_groups for each in group["params"])
             self._sorted = len(state)
 
-    def _give_back(self, tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
-        if type(tensor) in (self._parameter, self._gradient):
-            tensor.__class__ = kind
-
-
-def _wait_in_front(
-    parts: Parts, own: tuple[int, ...], below: tuple[int, ...], module: nn.Module
-) -> None:
-    parts.wait(own if module.training else below)
+    def _plain(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        for gradient in gradients:
+            if type(gradient) is self._gradient:
+                gradient.__class__ = torch.Tensor
 
 
 def _mark(gradients: Iterable[torch.Tensor | None]) -> None:
@@ -397,7 +366,12 @@ def _mark(gradients: Iterable[torch.Tensor | None]) -> None:
 # ---- what is refused
 
 
-def _check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Refuse a model whose forward pass cannot be made to wait.
+
+    Raises:
+        UsageProblem: with the module and the reason.
+    """
     for name, module in model.named_modules():
         where = f"module {name}" if name else "the model"
         for kind in type(module).__mro__:

@@ -114,6 +114,7 @@ def main(entry: str) -> int:
     """As the trainer's; the job then names `entry` as the module that trains it and draws its report."""
     without_torch()
     prepare.training_of = training_of
+    prepare.needed_first = lambda job, samples: []  # the order of its own
     code = trainer.__main__.main()
     if code == 0:
         path = Path("prepared.json")  # the agent has begun this where the files are to be

@@ -26,7 +26,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +177,11 @@ class Job:
 class LightTraining(Training):
     """The trainer's own, which calls no function of PyTorch's or the job's."""
 
-    def compute(self, batch: weights.Arrays, samples: int) -> float:
+    def compute(
+        self, batch: weights.Arrays, samples: int, between: Callable[[], None] = lambda: None
+    ) -> float:
         self.job.call("before_batch")
+        between()
         return self.model.draw(batch["x"], self.job.call("factor", otherwise=1.0))
 
     def test(self, batches: Iterable[weights.Arrays]) -> Iterator[tuple[int, int]]:

@@ -37,6 +37,71 @@ def test_channels_change_no_bit(two: Network) -> None:
     assert found["queue"] == found["order"]
 
 
+DROPPED = """
+def model():
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3),
+        nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4),
+    )
+
+def optimizer(parameters):
+    made = torch.optim.AdamW(parameters, lr=0.01)
+    HOOK
+    return made
+
+def scheduler(optimizer, rounds):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+"""
+
+
+def test_parts_change_no_bit(two: Network) -> None:
+    """Parameters are updated part by part while the next forward pass runs, or at once: the same weights."""
+    settings = {**SETTINGS, "rounds": 12, "test_every": 5, "micro_batches": 1}
+    parts = {"priorities": 3, "priority_cuts": "2,4", "bucket_mb": 0.001}
+    found = []
+    for name, hook in (
+        ("parts", "pass"),
+        ("whole", "made.register_step_post_hook(lambda *_: None)"),
+    ):
+        job = tiny_job(two.folder, DROPPED.replace("HOOK", hook), name)
+        run = two.train(job, **settings, **parts)
+        assert run.result["weights_identical"] and run.result["channels"] == 3
+        found.append(same_weights(run, *two.names))
+    assert len({*found[0].values()}) == 12 and found[0] == found[1]
+
+
+SLOW = """
+import time
+
+class Slow(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 64)
+        self.register_full_backward_hook(lambda *_: time.sleep(0.004))
+
+    def forward(self, x):
+        time.sleep(0.002)
+        return super().forward(x)
+
+def model():
+    return nn.Sequential(nn.Linear(16, 64), *(Slow() for _ in range(6)), nn.Linear(64, 4))
+"""
+
+
+def test_the_lead_measures_and_predicts(two: Network) -> None:
+    """The first steps are measured; the result says what a step should take, and what it took."""
+    settings = {**SETTINGS, "rounds": 45, "micro_batches": 1, "priorities": 2}
+    run = two.train(tiny_job(two.folder, SLOW, "slow"), **settings)
+    result = run.result
+    assert result["weights_identical"] and len(same_weights(run, *two.names)) == 45
+    assert result["step_seconds"] > 6 * 0.006 and result["wait_seconds"] >= 0
+    assert 6 * 0.006 < result["predicted_seconds"] < 2 * result["step_seconds"]
+    rows = run.training("h1")
+    assert rows[0]["predicted_seconds"] is None and rows[-1]["predicted_seconds"] is not None
+    assert {row["channels"] for row in rows[-10:]} == {result["channels"]}
+    log = (run.of("h1") / "trainer.log").read_text()
+    assert log.count("trainer: need first: ") >= 1
+
+
 NORMED = """
 def model():
     return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))

@@ -25,7 +25,13 @@ from tests.netns.test_leaving import ends_well
 KINDS: dict[str, dict[str, Any]] = {
     "rank": {"rank": 1, "exchange": "stripes"},
     "buckets": {"bucket_mb": 0.0001, "lane": "i8", "exchange": "stripes"},
-    "channels": {"priorities": 2, "lane": "i8", "exchange": "stripes", "quorum": 1.0},
+    "channels": {
+        "priorities": 2,
+        "priority_cuts": "equal",
+        "lane": "i8",
+        "exchange": "stripes",
+        "quorum": 1.0,
+    },
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 

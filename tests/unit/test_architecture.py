@@ -153,6 +153,7 @@ ROOMS = {
     ),
     "trainer": (
         *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
+        *("nicps.torch.guarded", "nicps.torch.parts", "nicps.torch.pending"),
         *("nicps.flows", "nicps.need_first"),
         *(ERRORS, EXTRAS, PROGRAMS, STARTUP),
         *("nicps.gradient_json", "trainer"),

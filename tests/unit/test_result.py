@@ -93,6 +93,10 @@ def test_a_run(run: Run) -> None:
         "fragments_sent_again": 3,
         "sums_asked_again": 0,
         "token_turns": 90,
+        "channels": 1,
+        "step_seconds": None,
+        "wait_seconds": None,
+        "predicted_seconds": None,
         "system": "R",
     }
 

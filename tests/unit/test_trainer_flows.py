@@ -63,7 +63,7 @@ class Offers:
     ) -> None:
         self.parts, self.offered, self.begun = parts, list[tuple[int, int]](), list[list[int]]()
 
-    def begin(self, phase: Phase, rounds: Sequence[int]) -> None:
+    def begin(self, phase: Phase, rounds: Sequence[int], *, together: bool = True) -> None:
         self.begun.append(list(rounds))
 
     def offer(self, channel: int, samples: int) -> None:
@@ -179,3 +179,19 @@ def test_a_gradient_in_several_parts_is_refused() -> None:
     member.note(3)
     with pytest.raises(JobError, match=r"'d' gets its gradient in several parts.*priorities"):
         member.note(3)
+
+
+def test_cuts_by_hand() -> None:
+    """With so many parameters before it, a less urgent channel begins."""
+    parts = Parts(LAYOUT, 4, "i8", 8 * 1500 / 2**20, (1, 3))
+    found = [(p.channel, p.here.start, p.here.stop) for p in reversed(parts.pieces[:-1])]
+    assert [channel for channel, _, _ in found] == sorted([c for c, _, _ in found], reverse=True)
+    firsts = {channel: first for channel, first, _ in reversed(found)}
+    assert firsts == {2: 0, 1: 100, 0: 4500}
+    assert [(p.channel, p.here) for p in parts.pieces[-1:]] == [(2, slice(6000, 6007))]
+
+
+@pytest.mark.parametrize("cuts", [(0, 2), (2, 2), (2, 4)])
+def test_cuts_that_leave_a_channel_empty(cuts: tuple[int, ...]) -> None:
+    with pytest.raises(JobError, match="its numbers must rise between 0 and 4, the number"):
+        Parts(LAYOUT, 4, "i8", None, cuts)

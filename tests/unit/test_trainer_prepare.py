@@ -79,6 +79,36 @@ def test_leaves_everything_that_is_handed_out(tmp_path: Path) -> None:
     assert weights.lanes(prepared["model"]) == 8
 
 
+CROSSED = """
+class Crossed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.norm = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(3)
+        self.first = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+def model():
+    return Crossed()
+"""
+
+
+def test_with_priorities_the_vector_is_in_the_order_of_need(tmp_path: Path) -> None:
+    job = make(tmp_path / "crossed", JOB + CROSSED)
+    names = {}
+    for priorities in (None, 2):
+        prepared = prepare(job, tmp_path / "out", None, {"priorities": priorities})
+        names[priorities] = [
+            entry["name"] for entry in prepared["model"] if entry["kind"] == "parameter"
+        ]
+        kinds = [entry["kind"] for entry in prepared["model"]]
+        assert kinds == sorted(kinds, key=["parameter", "buffer", "fixed"].index)
+    modules = {None: ("last", "norm", "first"), 2: ("first", "norm", "last")}
+    for priorities, found in names.items():
+        assert found == [f"{m}.{what}" for m in modules[priorities] for what in ("weight", "bias")]
+
+
 def test_records_are_shuffled_whole(tmp_path: Path) -> None:
     prepared = prepare(make(tmp_path / "job"), tmp_path / "out", None, {})
     records = Records(tmp_path / "out" / "train.bin", prepared["train"]["fields"])

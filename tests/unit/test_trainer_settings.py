@@ -147,6 +147,9 @@ def test_refuses_what_servers_cannot_have(settings: dict[str, Any], message: str
         ({"clip": 1.0}, "clip is 1.0; it must be none, as priorities is set"),
         ({"save_gradients": True}, "save_gradients is True; it must be false, as priorities is"),
         ({"priority_scope": "sender"}, "priority_scope is 'sender'; it must be queue or order"),
+        ({"priority_cuts": "3,5"}, "priority_cuts is '3,5'; it must be equal, or fewer numbers"),
+        ({"priority_cuts": "front"}, "priority_cuts is 'front'; it must be equal, or fewer"),
+        ({"priorities": None, "priority_cuts": "3"}, "priority_cuts is '3'; it must be none, as"),
     ],
 )
 def test_refuses_what_a_plan_cannot_have(settings: dict[str, Any], message: str) -> None:
@@ -157,6 +160,12 @@ def test_refuses_what_a_plan_cannot_have(settings: dict[str, Any], message: str)
 def test_with_a_plan_a_quorum_stays_as_it_is() -> None:
     merged = merge(Settings(epochs=1), {"priorities": 4, "bucket_mb": 5, "quorum": 0.8})
     assert (merged.priorities, merged.quorum, merged.priority_scope) == (4, 0.8, "order")
+
+
+def test_cuts_are_numbers_of_parameters() -> None:
+    for text, cuts in ((None, ()), ("equal", ()), ("3", (3,)), ("3,12", (3, 12))):
+        settings = {"priorities": 3, "priority_cuts": text}
+        assert merge(Settings(epochs=1), settings).cuts == cuts
 
 
 def test_settings_of_servers_do_nothing_in_the_ring() -> None:
