@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -125,24 +127,25 @@ def test_nothing_is_measured_for_the_last_steps() -> None:
 @pytest.mark.parametrize("buffers", [False, True])
 @pytest.mark.parametrize("channels", [1, 2, 4, 8])
 def test_all_members_make_the_same_parts_of_the_rounds(channels: int, buffers: bool) -> None:
-    first = parts_of(channels, buffers=buffers)
-    plan = plan_for(
-        *(TIMING, LINE), channels=channels, hosts=2, rounds=first.most, grain=first.fragment_bytes
-    )
+    sizes = [1000 + 997 * (k % 7) ** 2 for k in range(LAYERS)]
+    layout = [{"name": f"p{k}", "kind": "parameter", "shape": [n]} for k, n in enumerate(sizes)]
+    end = sum(sizes)
+    first = Parts(layout + BUFFERS * buffers, channels, "i8", ROOM)
+    timing = replace(TIMING, nbytes=tuple(sizes))
+    options = {"hosts": 2, "rounds": first.most, "grain": first.fragment_bytes}
+    plan = plan_for(timing, LINE, channels=channels, **options)
     rounds = first.rounds_of(plan)
     parts = first.replanned(rounds)
     assert parts.fragments == rounds and parts.residual is first.residual
-    front = sorted(
-        (p for p in parts.pieces if p.here.stop <= LAYERS * SIZE), key=lambda p: p.here.start
-    )
+    front = sorted((p for p in parts.pieces if p.here.stop <= end), key=lambda p: p.here.start)
     assert tuple(p.here.stop for p in front) == plan.ends
     assert tuple(p.channel for p in front) == plan.channels
     if buffers:
         last = parts.channels[-1][-1]
-        assert (last.here.start, last.here.stop) == (LAYERS * SIZE, LAYERS * SIZE + 100)
-    for index, pieces in enumerate(parts.pieces_of):
-        assert min(p.here.start for p in pieces) <= index * SIZE
-        assert max(p.here.stop for p in pieces) >= (index + 1) * SIZE
+        assert (last.here.start, last.here.stop) == (end, end + 100)
+    for ends, pieces in zip(pairwise(accumulate(sizes, initial=0)), parts.pieces_of, strict=True):
+        assert min(p.here.start for p in pieces) <= ends[0]
+        assert max(p.here.stop for p in pieces) >= ends[1]
 
 
 def test_rounds_of_another_model_are_refused() -> None:
