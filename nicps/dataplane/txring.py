@@ -142,10 +142,10 @@ class TxRing:
     def _available(self) -> int:
         """Free slots in a row, from the next in turn on."""
         behind = self._status[self._next :]
-        taken = np.flatnonzero(behind)
+        taken = np.flatnonzero(behind != 0)  # of a copy: the kernel changes the ring meanwhile
         if len(taken):
             return int(taken[0])
-        before = np.flatnonzero(self._status[: self._next])
+        before = np.flatnonzero(self._status[: self._next] != 0)
         return len(behind) + (int(before[0]) if len(before) else self._next)
 
     def push(self, headers: U8, payload: U8, destination: U8 | None = None) -> int:
