@@ -45,7 +45,7 @@ class NoKernel:
     servers = None
 
     def __init__(self) -> None:
-        self.maps = self.stripes = self
+        self.maps = self.stripes = self.tx = self
         self.config = {"view": 1, "enabled": 0, "bounce": 0}
         self.sent: list[bytes] = []
         self.mac = MAC

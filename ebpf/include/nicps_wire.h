@@ -77,7 +77,7 @@ enum nicps_flag {
 	NICPS_FLAG_ANSWER = 64,       /* made by the XDP program out of a frame that came: it has numbers of its own */
 	NICPS_FLAG_COMPLETE = 128,    /* WANT: this member has all that the round's closed list comes to */
 	NICPS_FLAG_OFFERED = 256,     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
-	NICPS_FLAG_SAVES = 512,       /* with COMPLETE: as the mark SAVES */
+	NICPS_FLAG_SAVES = 512,       /* with COMPLETE: as the mark SAVES; with a stop, as that of the round before */
 	NICPS_FLAG_GOES_ON = 1024,    /* WANT: as the mark GOES_ON */
 };
 

@@ -79,8 +79,11 @@ class Decisions:
         opened = self._rings.opened
         phase = replace(phase, number=self._highest, generation=self._generation, opened=opened)
         body = wire.Decision(phase.number, phase.generation, phase.kind)
-        round_, host = self._rings.open_round, self._host
-        frame = wire.Frame(host.header(round_), body, tail=phase.pack())
+        round_, host, ring = self._rings.open_round, self._host, self._rings.current
+        stops = phase.kind is wire.PhaseKind.STOP
+        flags = wire.Flag.SAVES if stops and ring is not None and ring.saved_before else 0
+        header = host.view.header(host.number, round_, flags)
+        frame = wire.Frame(header, body, tail=phase.pack())
         self.last = phase
         self.pending = PendingDecision(phase, frame, host.view.order, self._timings)
         sent = self.pending.start(now)
@@ -148,6 +151,8 @@ class Decisions:
         caught_up = ring.catch_up(phase.opened)
         if phase.kind is wire.PhaseKind.STOP:
             # Nobody waits for its turn. But the lead is past the round that is whole here: all members have it.
+            if frame.header.flags & wire.Flag.SAVES:
+                ring.hear_saves(frame.header.round)
             caught_up += ring.settle((frame.header.round,))
         return [acknowledged, *caught_up]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nicps import wire
 from nicps.protocol.actions import Action
 from nicps.protocol.announcer import Announcer
 from nicps.protocol.carried import Carried
@@ -141,6 +142,16 @@ class RingParts:
         """These rounds are open in the next view: a member that is one behind, and has it whole, commits it (R18)."""
         behind = self.round == rounds[0] - 1 and self.complete
         return self._control.settle() if behind else []
+
+    @property
+    def saved_before(self) -> bool:
+        """The lead writes a checkpoint of the state after the round before the open one."""
+        return self._control.saves(self.round - 1)
+
+    def hear_saves(self, round_: int) -> None:
+        """That round is open at the lead, which writes a checkpoint of the state after the round before."""
+        if self.round == round_ - 1:
+            self._control.hear_mark(self._view.lead, wire.Mark.COMPLETE | wire.Mark.SAVES)
 
     def catch_up(self, rounds: Sequence[int]) -> list[Action]:
         """The lead has decided, with these rounds open in channels 1 and up: there are none here."""

@@ -135,7 +135,7 @@ class Flag(IntEnum):
     ANSWER = 64  # made by the XDP program out of a frame that came: it has numbers of its own
     COMPLETE = 128  # WANT: this member has all that the round's closed list comes to
     OFFERED = 256  # WANT: this member contributes `ready` samples, in steps up to `unit`
-    SAVES = 512  # with COMPLETE: as the mark SAVES
+    SAVES = 512  # with COMPLETE: as the mark SAVES; with a stop, as that of the round before
     GOES_ON = 1024  # WANT: as the mark GOES_ON
 
 

@@ -65,7 +65,7 @@ const bit<16> NICPS_FLAG_ADD = 32;          /* a fragment that the switch is to 
 const bit<16> NICPS_FLAG_ANSWER = 64;       /* made by the XDP program out of a frame that came: it has numbers of its own */
 const bit<16> NICPS_FLAG_COMPLETE = 128;    /* WANT: this member has all that the round's closed list comes to */
 const bit<16> NICPS_FLAG_OFFERED = 256;     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
-const bit<16> NICPS_FLAG_SAVES = 512;       /* with COMPLETE: as the mark SAVES */
+const bit<16> NICPS_FLAG_SAVES = 512;       /* with COMPLETE: as the mark SAVES; with a stop, as that of the round before */
 const bit<16> NICPS_FLAG_GOES_ON = 1024;    /* WANT: as the mark GOES_ON */
 
 // The token's `state`: gradients may still come, or the list is closed.
