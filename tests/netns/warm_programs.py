@@ -11,6 +11,7 @@ reaping apply to it.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import fcntl
 import importlib
@@ -85,7 +86,8 @@ def _start(
     trains = words[:3] == ["-P", "-m", _MODULE]
     of_tests = words[:1] == ["-P"] and Path(words[1]).parent == Path(__file__).parent
     if python == sys.executable and (trains or of_tests) and _waits(pid):
-        return _Program(stem, argv, **options)
+        with contextlib.suppress(ConnectionError):  # the stem is killed in this moment
+            return _Program(stem, argv, **options)
     return subprocess.Popen(argv, **options)
 
 
@@ -123,7 +125,10 @@ class _Program(subprocess.Popen[bytes]):
             fds = array.array("i", [pipes[0], pipes[3], pipes[5], *pass_fds, fails])
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
             self._stem.sendmsg([json.dumps(request).encode()], ancillary)
-            self.pid = int(self._stem.recv(64))
+            answer = self._stem.recv(64)
+            if not answer:
+                raise ConnectionResetError("the stem has gone")
+            self.pid = int(answer)
             self._child_created = True
             os.close(fails)
             fails = -1
