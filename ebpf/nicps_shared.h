@@ -23,7 +23,7 @@
 
 #define NICPS_TAIL_PARTS \
 	16 /* for a round's last sums the agent is told so many times as often */
-#define NICPS_TAIL_CLOCK 8 /* but not after fewer sums than this */
+#define NICPS_TAIL_CLOCK 4 /* but not after fewer sums than this */
 
 #define NICPS_PRIORITY_CONTROL 7 /* of tokens and control frames, in 802.1p tags */
 

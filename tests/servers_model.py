@@ -322,7 +322,7 @@ class ServersModel:
 
     def _tell(self, tag: int, count: int, fragments: int) -> None:
         left = fragments - count
-        step = min(self.clock, max(8, self.clock // 16)) if left < self.clock else self.clock
+        step = min(self.clock, max(4, self.clock // 16)) if left < self.clock else self.clock
         if not left or (step and count % step == 0):
             self.bells.append(Bell(tag, 0, count, fragments, 0))
 

@@ -230,7 +230,7 @@ class StripesModel:
         count = before[1] + 1 if before[0] == tag else 1
         self.count[bank] = (tag, count)
         left = fragments - count
-        step = min(self.clock, max(8, self.clock // 16)) if left < self.clock else self.clock
+        step = min(self.clock, max(4, self.clock // 16)) if left < self.clock else self.clock
         if not left or (step and count % step == 0):
             self.bells.append(Bell(tag, 0, count, fragments, 0, self.channel))
 

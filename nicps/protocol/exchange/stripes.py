@@ -26,7 +26,7 @@ from nicps.protocol.view import numbers
 
 #: The agent looks after so many sums at a time: what was lost, and where the kernel could not go on sending. At least
 #: as often in a round as the second says.
-_CLOCK, _LOOKS = 256, 8
+_CLOCK, _LOOKS = 256, 32
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
 #: Questions without any answer, after which what the aggregator has answered before does not count.
