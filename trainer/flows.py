@@ -254,9 +254,8 @@ class InFlows:
         self._made: set[int] = set()
         self._samples = 0  # of the step, once the backward pass of its last micro-batch begins
         self._own = 0  # those of the step that is on its way
-        self._sums: dict[
-            int, Future[None]
-        ] = {}  # of the pieces that have gone out, by their identity
+        #: Of the pieces that have gone out, by their identity.
+        self._sums: dict[int, Future[None]] = {}
         self._problem: NonFinite | None = None
         self.alone = False
         self.noted: Callable[[int], None] = lambda parameter: None

@@ -214,7 +214,7 @@ class Ring:
     def _goes_ahead(self, step: _Step, exchanger: InFlows) -> bool:
         """Whether the next step's forward pass may begin before this one's sums are there."""
         self._plan = ()
-        if self._updates is None or self._updates.why_whole:
+        if self._updates is None or self._updates.whole:
             return False
         training = self._training
         state = training.after(1)

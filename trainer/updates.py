@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import optimizer as torch_optimizer
 
 from nicps.errors import UsageProblem
 from nicps.torch.guarded import Hidden, wait_in_front, waiting_class
 from nicps.torch.parts import Due, Part, Parts, PartStep, Settings, apart, failure
-from nicps.torch.pending import check_model
+from nicps.torch.pending import check_model, hook_at_step
 
 if TYPE_CHECKING:
     from trainer.flows import Unit
@@ -83,17 +82,9 @@ class Updates:
         self._hooks = list(wait_in_front(self._model.model, self._part_of, self._wait_for_parts))
 
     @property
-    def why_whole(self) -> str:
-        """Why this step must be a whole one; empty: it may be one in parts."""
-        optimizer = self._optimizer
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            return "there is a hook at the optimizer's step"
-        if (
-            torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-        ):
-            return "there is a hook at the steps of all optimizers"
-        return ""
+    def whole(self) -> bool:
+        """This step must be a whole one: a hook must come before any forward pass."""
+        return bool(hook_at_step(self._optimizer))
 
     @property
     def begun(self) -> bool:

@@ -126,9 +126,8 @@ class Sender:
         self.fragments = 0  # sent, repairs included
         self.again = 0  # repairs
         self.small = 0  # other frames sent
-        self.refused = (
-            False  # the interface's queue is full, or has its share of bulk: try again soon
-        )
+        #: The interface's queue is full, or has its share of bulk: try again soon.
+        self.refused = False
         self.more = False  # there was a pause only for the loop's sake: go on at once
         self.down = False  # the interface refused a frame, which is lost
         self.muted = False  # the interface cannot be used: nothing is sent, all is lost

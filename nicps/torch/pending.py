@@ -285,14 +285,8 @@ class PendingSteps:
 
     def _whole_because(self, offered: Iterable[Due]) -> str:
         """Why all sums must be there before anything is updated."""
-        optimizer = self._optimizer
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            return "has a hook at the optimizer's step"
-        if (
-            torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-        ):
-            return "has a hook at the steps of all optimizers"
+        if hook := hook_at_step(self._optimizer):
+            return f"has {hook}"
         if self._touched:
             return "reads a gradient"
         for due in offered:
@@ -361,6 +355,15 @@ def _mark(gradients: Iterable[torch.Tensor | None]) -> None:
     for gradient in gradients:
         if gradient is not None:
             setattr(gradient, _STEPPED_AT, gradient._version)
+
+
+def hook_at_step(optimizer: Optimizer) -> str:
+    """What is called at `step()`, and must find all parameters updated; empty if there is nothing."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "a hook at the optimizer's step"
+    if torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks:
+        return "a hook at the steps of all optimizers"
+    return ""
 
 
 # ---- what is refused

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who goes first on the wire (P3): real agents, two channels, and a line that is slow enough to show it."""
+"""Transmission in order of priority (P3): two channels between real agents, over a link of 100 Mbit/s."""
 
 from __future__ import annotations
 

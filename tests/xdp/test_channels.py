@@ -16,6 +16,7 @@ from tests.model import DROP, TX, Outcome
 from tests.stripes import GROUP, MACS, NETWORK, signed
 from tests.stripes_model import ChannelsModel, Own, StripesModel
 from tests.stripes_scene import ChannelsScene
+from tests.xdp.sequences import compared
 from tests.xdp.striped import Target
 
 SEEDS, CHUNK = 200, 50
@@ -119,20 +120,10 @@ class Host:
 
 def play(target: Target, seed: int, channels: int) -> Counter[str]:
     """A random sequence of frames; what came of them, and whether their channel was above 0."""
-    scene, reached = ChannelsScene(seed, channels), Counter[str]()
-    model = scene.model
-    target.begin(model)
-    for _ in range(3):
-        target.enter(model)
-        scene.write_own()
-        target.write_own(model)
-        for at, frame in enumerate(scene.frames(25)):
-            expected, found = model.run(frame), target.run(frame)
-            assert found == expected, f"seed {seed}, frame {at}"
-            above = wire.channel_of(int.from_bytes(frame[16:18], "big")) > 0
-            reached.update(f"{name} {above}" for name in found.counters)
-        target.same_state(model)
-        scene.go_on()
+    reached = Counter[str]()
+    for frame, counters in compared(target, ChannelsScene(seed, channels), seed, phases=3):
+        above = wire.channel_of(int.from_bytes(frame[16:18], "big")) > 0
+        reached.update(f"{name} {above}" for name in counters)
     return reached
 
 

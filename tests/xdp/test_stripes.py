@@ -14,6 +14,7 @@ from tests.model import DROP, PASS, TX, Outcome
 from tests.stripes import GROUP, MACS, NETWORK, signed
 from tests.stripes_model import Own, StripesModel
 from tests.stripes_scene import Scene
+from tests.xdp.sequences import compared
 from tests.xdp.striped import Target
 
 SEEDS, CHUNK = 400, 100
@@ -32,21 +33,10 @@ def test_random_sequences(target: Target, first: int) -> None:
     """Each frame is treated as the model says; every sum, and every remainder, is the same bit for bit."""
     reached: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
-        scene = Scene(seed)
-        model = scene.model
-        target.begin(model)
-        for _ in range(5):
-            target.enter(model)
-            scene.write_own()
-            target.write_own(model)
-            for at, frame in enumerate(scene.frames(25)):
-                expected, found = model.run(frame), target.run(frame)
-                assert found == expected, f"seed {seed}, frame {at}"
-                reached.update(found.counters)
-                if frame[6:12] == wire.SWITCH:  # of number 0, mostly
-                    reached.update(f"switch {name}" for name in found.counters)
-            target.same_state(model)
-            scene.go_on()
+        for frame, counters in compared(target, Scene(seed), seed, phases=5):
+            reached.update(counters)
+            if frame[6:12] == wire.SWITCH:  # of number 0, mostly
+                reached.update(f"switch {name}" for name in counters)
     least = {
         "summed": 100,
         "gathered": 100,

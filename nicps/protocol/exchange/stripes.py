@@ -61,10 +61,8 @@ class StripesExchanger(Exchanger):
         self._striped: Striped | None = None
         self._stripes: list[Window] = []
         self._awaits_lanes = False
-        self._entering = (
-            0,
-            0,
-        )  # a conversion, and how many records of it in the own stripe were seen
+        #: A conversion, and how many records of it in the own stripe were seen.
+        self._entering = 0, 0
         self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
         self._progress.open()
         self._round_trip.open()
