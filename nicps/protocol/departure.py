@@ -11,7 +11,7 @@ from nicps.protocol.actions import Cancelled, Declined, Failed, Send
 from nicps.protocol.local_host import LocalHost
 from nicps.protocol.phase import Timings
 from nicps.protocol.rings import Rings
-from nicps.protocol.signals import AskForLaterView, Silent, Steps
+from nicps.protocol.signals import AskForLaterView, Steps, WithoutSelf
 
 _HEARD_BY_NOW = 5  # repeats
 
@@ -114,10 +114,8 @@ class Departure:
         farewell.sent += 1
         if farewell.sent > _HEARD_BY_NOW:  # perhaps the others are in a later view
             steps.append(AskForLaterView())
-            if (
-                self.leaving and self._host.leads
-            ):  # it decides nothing more, and so would never miss them
-                steps.append(Silent(min(self._host.view.live - {self._host.number})))
+            if self.leaving and self._host.leads:
+                steps.append(WithoutSelf())  # it decides nothing more, so it would never miss them
         return steps
 
     def deadline(self) -> float:

@@ -41,6 +41,7 @@ from nicps.protocol.signals import (
     Renew,
     Silent,
     Steps,
+    WithoutSelf,
 )
 from nicps.protocol.token import MOST_HOPS
 from nicps.protocol.view import numbered
@@ -372,6 +373,9 @@ class Node(NodeParts):
         for step in steps:
             if isinstance(step, Silent):
                 actions += self._carry_out(now, self.membership.suspect(now, step.number))
+            elif isinstance(step, WithoutSelf):
+                own = frozenset({self._host.number})
+                actions += self._carry_out(now, self.membership.evict(now, own))
             elif isinstance(step, AskForLaterView):
                 actions += self._carry_out(now, [self._admission.ask()])
             elif isinstance(step, Formed):

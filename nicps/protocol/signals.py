@@ -26,6 +26,11 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutSelf:
+    """This member leads and departs, and the others have not gone on without it: it proposes that they do (R17)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Freeze:
     """The view is about to end: nothing may be completed or committed in it any more."""
 
@@ -67,6 +72,8 @@ class Renew:
     """A Linux switch was started again: it must have a view of its own, of the same members."""
 
 
-Signal: TypeAlias = Silent | Lacking | Freeze | Chosen | AskForLaterView | Formed | Renew
+Signal: TypeAlias = (
+    Silent | WithoutSelf | Lacking | Freeze | Chosen | AskForLaterView | Formed | Renew
+)
 #: What an event leads to, in order.
 Steps: TypeAlias = list[Action | Signal]

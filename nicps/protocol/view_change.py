@@ -108,7 +108,11 @@ class ViewChange:
         return self._propose(now, place, frozenset({number}), ())
 
     def evict(self, now: float, place: Place, numbers: frozenset[int]) -> Steps:
-        """These must go, even if they answer: they leave by themselves, or their weights differ."""
+        """These must go, even if they answer: they leave by themselves, or their weights differ.
+
+        A member that leaves may propose so itself: it promises and accepts, and is not in the next view, unless
+        nobody else answers.
+        """
         new = numbers - self.out
         self.out |= numbers
         if not new or self.under_way:
@@ -331,7 +335,7 @@ class ViewChange:
             number: standing.places(follows, (first,) * channels)
             for number, standing in standings.items()
         }
-        survivors = frozenset(places) - self.out
+        survivors = frozenset(places) - self.out or frozenset(places)
         rounds = []
         for channel in range(channels):
             here = {number: of[channel] for number, of in places.items()}
