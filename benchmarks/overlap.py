@@ -12,7 +12,7 @@ import argparse
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -28,13 +28,15 @@ from nicps.rates import parse_rate
 _LIMIT_S = 600.0
 
 
-def run_ranks(lab: Lab, arguments: list[str], variables: list[Mapping[str, str]]) -> float:
-    """The median iteration of the slowest rank, in seconds.
+def run_ranks(
+    lab: Lab, module: str, arguments: list[str], variables: Sequence[Mapping[str, str]]
+) -> float:
+    """The median iteration of the slowest rank, in seconds, as that module prints it.
 
     Raises:
         JobFailed: a rank failed.
     """
-    command = [sys.executable, "-m", "benchmarks.overlap_rank", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ranks = [
         lab.run(
@@ -84,7 +86,8 @@ def main() -> int:
             for way in args.ways.split(","):
                 for extra in ([], ["--one-bucket"]):
                     variables = gloo if way == "gloo" else [{}] * args.hosts
-                    seconds = run_ranks(lab, [f"--way={way}", *plain, *extra], variables)
+                    asked = [f"--way={way}", *plain, *extra]
+                    seconds = run_ranks(lab, "benchmarks.overlap_rank", asked, variables)
                     line = {"way": way, "overlap": not extra, "turn": turn + 1, "seconds": seconds}
                     lines.append(line)
                     print(

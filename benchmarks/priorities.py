@@ -22,6 +22,8 @@ from typing import Any
 import orjson
 
 from benchmarks.networks import NETWORKS, Shape
+from benchmarks.overlap import run_ranks
+from benchmarks.rendezvous import gloo_variables
 from benchmarks.time_to_accuracy import train
 from nicps import wire
 from nicps.bench.arguments import host_count, in_order, names, several, whole
@@ -38,8 +40,10 @@ _FRAME_BYTES = wire.ETHERNET_BYTES + wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLO
 #: Buckets of a step where nothing is prioritised, about as many as DDP's 25 MB make of a large network.
 _BUCKETS = 12
 
-#: By way: the job's settings. `network` also has hosts that order and tag their frames, and ports that heed tags.
+#: By way: the job's settings. `network` also has hosts that order and tag their frames, and ports that heed tags;
+#: `gloo` is DDP on Gloo, float32.
 WAYS: Mapping[str, Mapping[str, Any]] = {
+    "gloo": {},
     "none": {},
     "backward": {"bucket_mb": None},
     "order": {"priority_scope": "queue"},
@@ -54,7 +58,8 @@ class Row:
 
     Attributes:
         step_seconds: median of the measured steps, of all turns; `turns`: those of each turn.
-        bound_seconds: what its kind of overlap takes if nothing but the line and computing took time.
+        bound_seconds: what its kind of overlap takes if nothing but the line and computing took time; None for Gloo.
+        efficiency: computing, as a part of the step: what one host alone needs to what each of these needs.
         predicted_seconds: what the lead has predicted, in the last turn.
     """
 
@@ -65,7 +70,8 @@ class Row:
     wire_seconds: float
     compute_seconds: float
     step_seconds: float
-    bound_seconds: float
+    bound_seconds: float | None
+    efficiency: float
     of_backward: float | None
     channels: int
     predicted_seconds: float | None
@@ -95,11 +101,15 @@ class Bench:
         """Seconds of a forward and a backward pass."""
         return self.wire_seconds / self.ratio
 
+    @property
+    def _bucket_mb(self) -> float:
+        return 4e-6 * self.numbers / _BUCKETS
+
     def settings(self, network: str, way: str) -> dict[str, Any]:
         """Of the job."""
         asked = dict(WAYS[way])
         if "bucket_mb" in asked:
-            asked["bucket_mb"] = 4e-6 * self.numbers / _BUCKETS
+            asked["bucket_mb"] = self._bucket_mb
         elif asked:
             asked["priorities"] = self.channels
         shape = {"network": network, "numbers": self.numbers, "compute": self.compute}
@@ -107,6 +117,11 @@ class Bench:
 
     def run(self, lab: Lab, network: str, way: str) -> tuple[list[float], Mapping[str, Any]]:
         """Seconds of the measured steps, and the result."""
+        if way == "gloo":
+            asked = orjson.dumps(self.settings(network, way)).decode()
+            options = [f"--settings={asked}", f"--bucket-mb={self._bucket_mb}"]
+            seconds = run_ranks(lab, "benchmarks.sleeping_rank", options, gloo_variables(lab))
+            return [seconds], {"channels": 1, "predicted_seconds": None}
         options = ["--silence", _SILENCE_S]
         if lab.settings.priorities:
             options += ["--tags", "--shape", format_rate(self.rate_bps)]
@@ -149,7 +164,8 @@ def measure(
                     round(bench.wire_seconds, 4),
                     round(shape.compute, 4),
                     round(medians[way], 4),
-                    round(bounds.get(way, bounds["priorities"]), 4),
+                    None if way == "gloo" else round(bounds.get(way, bounds["priorities"]), 4),
+                    round(shape.compute / medians[way], 4),
                     round(medians[way] / beside, 3) if beside else None,
                     results[way]["channels"],
                     results[way]["predicted_seconds"],
@@ -167,7 +183,8 @@ def run(args: argparse.Namespace) -> int:
             rows.append(row)
             print(
                 f"{row.hosts} hosts  {row.network:<9}{row.way:<9}"
-                f"{1e3 * row.step_seconds:6.0f} ms  bound {1e3 * row.bound_seconds:.0f} ms"
+                f"{1e3 * row.step_seconds:6.0f} ms  computing {row.efficiency:.1%}"
+                + (f"  bound {1e3 * row.bound_seconds:.0f} ms" if row.bound_seconds else "")
                 + (f"  {row.of_backward:.2f} of backward's" if row.of_backward else ""),
                 flush=True,
             )
