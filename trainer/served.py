@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class _Round:
     """What a member has done in a round that it began at `began`.
 
-    `start`, `offered`: when its last step was begun, and computed. `version`: as its last push has been told.
+    `start`, `offered`: when its last step was begun, and computed. `ahead_s`: of computing in its last pull. `version`:
+    as its last push has been told.
     """
 
     began: float
@@ -44,6 +45,7 @@ class _Round:
     steps: int = 0
     samples: int = 0
     loss_sum: float = 0.0
+    ahead_s: float = 0.0
     version: int = 0
 
     @classmethod
@@ -245,9 +247,11 @@ class Served:
         """A synchronisation is whole: pull what it comes to, tell the digest, decide what comes next."""
         committed = self._clock()
         test = self._decisions.is_test_due(self._count(commit, committed))
-        if not self._pull(commit.round + 1, None if test else self._ahead):
+        ahead = None if test else self._ahead
+        if not self._pull(commit.round + 1, ahead):
             return 0
         self._note_commit()
+        own.ahead_s = ahead.computed_s if ahead is not None else 0.0
         self._session.applied(commit, self._training.digest())
         return self._end(commit, test, own, committed)
 
@@ -355,14 +359,15 @@ class Served:
                     "counted": counted,
                     "clipped": self._share.clipped,
                     "weights_sha256": self._model.sha256(),
-                    "seconds_compute": (own.offered - own.start) + (end - read),
+                    "seconds_compute": (own.offered - own.start) + own.ahead_s + (end - read),
                     "seconds_wait": committed - own.offered,
-                    "seconds_network": read - committed,
+                    "seconds_network": read - committed - own.ahead_s,
                     "t_start": own.start,
                     "t_offer": own.offered,
                     "t_commit": committed,
                     "t_end": end,
-                }
+                },
+                step=bool(own.steps),
             )
         self._journal.report(commit.round, samples, end - own.began, self._share.clipped)
         self._decisions.committed(commit, end)

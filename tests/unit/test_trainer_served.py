@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -355,6 +356,9 @@ def test_rows_say_what_a_push_counted_for(tmp_path: Path) -> None:
         assert sum(parts) == pytest.approx(row["seconds"])
     for row in rows(outcome, 3, "train"):
         assert row["samples"] == sum(row["counted"].values()) > 40
+    final = json.loads((outcome.folders[2] / "out" / "final.json").read_text())
+    took = [row["t_end"] - row["t_start"] for row in fast + rows(outcome, 3, "train")]
+    assert final["step_seconds"] == pytest.approx(statistics.median(took))
 
 
 def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
