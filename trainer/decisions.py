@@ -25,7 +25,10 @@ class Foreseen(NamedTuple):
 
 
 class Decisions:
-    """One member's. Every member decides after every round; only the lead's word counts."""
+    """One member's. Every member decides after every round; only the lead's word counts.
+
+    Attributes: `untested`, whether a test has been due, as this member has counted, and has not come.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Decisions:
         self._path, self._clock = checkpoint, clock
         self._settings = training.job.settings
         self._saved_at = 0.0  # on the clock, when the last checkpoint was due
+        self.untested = False
 
     def begin(self) -> None:
         """The first phase begins."""
@@ -69,6 +73,7 @@ class Decisions:
         """Whether a test is due after the last round, where `before` rounds had been trained before it."""
         foreseen = self.foresee(before, self._training.state)
         self._training.finishing = foreseen.ends
+        self.untested |= foreseen.test
         return foreseen.test
 
     def foresee(self, before: int, state: State) -> Foreseen:
@@ -83,7 +88,7 @@ class Decisions:
 
     def after_test(self, round_: int) -> None:
         """R14: the end, or more training."""
-        training = self._training
+        training, self.untested = self._training, False
         ended = training.finishing or training.job.done(training.state, training.records)
         what = "end" if ended else "continue"
         self._session.decide(round_, what, checkpoint=self._is_due(0.0))

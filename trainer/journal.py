@@ -63,8 +63,11 @@ class Journal:
         """`State.seconds` at that time on the clock."""
         return now - (self.began or 0.0)
 
-    def round(self, values: Mapping[str, Any]) -> None:
+    def round(self, values: Mapping[str, Any], *, step: bool = True) -> None:
         """Write a row of metrics.jsonl, with what is the same in all of them.
+
+        Args:
+            step: whether this member has trained in it, if it is one of training.
 
         Raises:
             JobError: the disk is full, or gone.
@@ -72,7 +75,7 @@ class Journal:
         state = self._training.state
         common = {"trained_rounds": state.round, "view": self._session.view}
         self._metrics.round(values | common)
-        if values["phase"] == "train":
+        if step and values["phase"] != "test":
             self.steps.note(values)
 
     def report(

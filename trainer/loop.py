@@ -96,7 +96,7 @@ class Loop:
             self._system = Ring(*parts, out, clock)
         elif self._settings.packed:
             partnered = importlib.import_module("trainer.partnered")  # with PyTorch
-            ahead = partial(partnered.Ahead, training, self._share, orders)
+            ahead = partial(partnered.Ahead, training, self._share, orders, clock)
             self._system = Served(*parts, clock, ahead)
         else:
             self._system = Served(*parts, clock)

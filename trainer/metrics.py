@@ -72,12 +72,16 @@ class Metrics:
             raise _unwritable(self._path, error) from None
 
     def shares(self, now: float) -> dict[str, float] | None:
-        """Shares of the time since the last call that gave any; None if that is not long ago."""
+        """Shares of the time since the last call that gave any; None if that is not long ago.
+
+        Empty where no row has been written since: a server of parameters that does not pull writes none.
+        """
         if now - self._reported < REPORT_SECONDS and not self._urgent:
             return None
         self._reported = now
-        whole = sum(self._sums.values()) or 1.0
-        shares = {key.replace("seconds", "share"): self._sums[key] / whole for key in TIMES}
+        whole = sum(self._sums.values())
+        spent = self._sums if whole else {}
+        shares = {key.replace("seconds", "share"): spent[key] / whole for key in spent}
         self._sums = dict.fromkeys(TIMES, 0.0)
         return shares
 

@@ -61,6 +61,15 @@ class Sets:
             "branches(model) in job.py can name other branches (docs/jobs.md)"
         )
 
+    def remark(self) -> str | None:
+        """What to say if no branch is in them."""
+        if any(item.is_branch for items in self.items for item in items):
+            return None
+        return (
+            "the model has no parallel branches: partners share the transfer, but a worker computes little before all "
+            "parameters have come (docs/jobs.md)"
+        )
+
 
 def _tensors(items: Iterable[Item]) -> tuple[list[tuple[str, int]], list[str]]:
     """Parameters with their sizes, and buffers."""

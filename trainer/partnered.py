@@ -42,6 +42,8 @@ class Ahead:
     Args:
         orders: names of the nodes of the traced model, for each set; none where the model computes as it is written.
         servers: the session's, once there are some.
+
+    Attributes: `computed_s`, how long the last step has taken, without what it has waited for parameters.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class Ahead:
         training: Training,
         share: Share,
         orders: Sequence[Sequence[str]],
+        clock: Callable[[], float],
         servers: Callable[[], client.Served],
     ) -> None:
         self._model, self._build = training.model, training.job.model
         self._share, self._orders, self._servers = share, orders, servers
+        self._clock, self.computed_s = clock, 0.0
         self._arrivals = Arrivals(-(-self._model.lanes // FRAGMENT), self._arrive)
         self._arrivals.end()
         self._waits = (
@@ -93,6 +97,7 @@ class Ahead:
         self._done = None
         self._order()
         self._arrivals.begin()
+        self.computed_s = -self._clock()
         try:
             samples, loss_sum = self._share.compute(round_, step)
             self._arrivals.require_all()  # a module that was skipped has buffers, too
@@ -100,6 +105,7 @@ class Ahead:
             return
         finally:
             self._arrivals.end()
+            self.computed_s += self._clock()
         if samples == self._share.place.share:
             self._done = _Done(round_, step, samples, loss_sum, self._buffers())
 
@@ -115,11 +121,12 @@ class Ahead:
         return done.samples, done.loss_sum
 
     def _arrive(self, pieces: Fragments) -> None:
-        servers = self._servers()
+        servers, since = self._servers(), self._clock()
         for piece in pieces:
             if not servers.arrive(piece.start, piece.stop):
                 raise _CalledAway
             servers.read(self._model.weights, piece.start, piece.stop)
+        self.computed_s -= self._clock() - since
 
     def _buffers(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
         """The buffers as the forward pass has left them, with copies. Until `take` the model has the commit's."""

@@ -19,7 +19,7 @@ import numpy as np
 from trainer import records, trackers, weights
 from trainer.errors import FolderError, JobError, Untraceable
 from trainer.job import Job, load
-from trainer.settings import State, check_pushes, chosen_pushes, flat
+from trainer.settings import State, check_idle, check_pushes, chosen_pushes, flat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,7 +96,7 @@ def _prepare(
     resume: Path | None,
     packed: bool,
 ) -> dict[str, Any]:
-    saved, name = None, None
+    saved, name, asked = None, None, overrides
     if resume is not None:
         from trainer.state import Saved
 
@@ -104,6 +104,7 @@ def _prepare(
         overrides = {**saved.head.get("settings", {}), **overrides}
         name = saved.head.get("job")
     job = load(folder, overrides, name)
+    check_idle(job.settings, asked)
     trackers.check(job.settings)
     sets = dict(zip(("train", "test"), job.data(data or os.environ.get("NICPS_DATA")), strict=True))
     fields = {what: records.fields_of(what, arrays) for what, arrays in sets.items()}
@@ -114,6 +115,7 @@ def _prepare(
     check_pushes(job.settings, between)
     chosen, lowered = chosen_pushes(job.settings, between)
     job.change(chosen)
+    notes = [lowered]  # what the user is told as the job begins
     # After the cheap errors: PyTorch takes seconds.
     branches = pack_branches(job) if packed or job.settings.packed else None
     first = branches.order() if branches else needed_first(job, sets["train"])
@@ -173,13 +175,16 @@ def _prepare(
             )
     if branches is not None:
         prepared["sets"] = branches.lanes(prepared["model"])
-        orders = order_branches(job, prepared, two_of(sets["train"]))
-        if orders is not None:
+        orders, alone = order_branches(job, prepared, two_of(sets["train"]))
+        if orders:
             prepared["orders"] = orders
+        notes += [branches.warning() or branches.remark() or "", alone]
     if saved is not None:
         prepared["resume"] = resumed
-    if lowered:
-        prepared["notes"] = [lowered]
+    if notes := [note for note in notes if note]:
+        prepared["notes"] = notes
+        for note in notes:
+            print(f"trainer: warning: {note}", file=sys.stderr, flush=True)
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
 
@@ -195,7 +200,7 @@ def unservable(arrays: weights.Arrays) -> dict[str, float]:
 
 
 def pack_branches(job: Job) -> Sets:
-    """B1: the two sets of the model's branches; a warning if they are not near-equal.
+    """B1: the two sets of the model's branches.
 
     Raises:
         JobError: branches cannot be found, or are named wrongly.
@@ -203,10 +208,7 @@ def pack_branches(job: Job) -> Sets:
     from trainer.branches import items_of
     from trainer.packing import pack
 
-    sets = pack(items_of(job))
-    if warning := sets.warning():
-        print(f"trainer: warning: {warning}", file=sys.stderr, flush=True)
-    return sets
+    return pack(items_of(job))
 
 
 def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
@@ -229,8 +231,8 @@ def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
 
 def order_branches(
     job: Job, prepared: Mapping[str, Any], samples: Mapping[str, Any]
-) -> list[list[str]] | None:
-    """B3: the orders of computing, tried on these samples; None where the model computes as it is written.
+) -> tuple[list[list[str]], str]:
+    """B3: the orders of computing, tried on these samples; none where the model computes as it is written, and why.
 
     Raises:
         JobError: such a model cannot have partners.
@@ -245,12 +247,11 @@ def order_branches(
         return job.loss(model, batch)
 
     try:
-        return order.orders_of(job.model, run, layout, prepared["sets"], seed)
+        return order.orders_of(job.model, run, layout, prepared["sets"], seed), ""
     except Untraceable as error:
-        text = f"the model computes in its own order, whatever has arrived: {error}"
-        print(f"trainer: warning: {text}", file=sys.stderr, flush=True)
+        alone = f"the model computes in its own order, whatever has arrived: {error}"
     order.verify(job.model, run, layout, seed)
-    return None
+    return [], alone
 
 
 def training_of(job: Job, records: int, order: Sequence[str] = ()) -> Training:

@@ -59,7 +59,7 @@ def _tiles(run: Run) -> str:
 
     if run.tests:
         tile(f"{run.tests[-1]['accuracy']:.2%}", "test accuracy")
-    tile(f"{len(run.training):,}", "training rounds")
+    tile(f"{len(run.training):,}", "synchronisations" if run.served else "training rounds")
     # Where another host has led before, the result has the time since the last one leads.
     seconds = max(result.get("seconds") or 0.0, run.seconds)
     if seconds:
@@ -74,6 +74,9 @@ def _tiles(run: Run) -> str:
         tile(f"{result['fragments_added']:,}", "fragments added by the kernels")
     if "fragments_sent_again" in result:
         tile(f"{result['fragments_sent_again']:,}", "fragments sent again")
+    for key, name in (("server_bytes_out", "from servers"), ("partner_bytes", "from partners")):
+        if key in result:
+            tile(f"{result[key] / 1e6:,.1f} MB", f"parameters {name}")
     if result.get("predicted_seconds") and result.get("step_seconds"):
         took, due = result["step_seconds"], result["predicted_seconds"]
         tile(f"{took:.3f} s", f"a step on {result['channels']} channels; predicted: {due:.3f} s")
@@ -130,14 +133,14 @@ def _hosts(run: Run) -> str:
             for part, colour in zip(seconds, ("compute", "wait", "send"), strict=True)
         )
         shares = " / ".join(f"{part / whole:.0%}" for part in seconds)
-        agent = host.agent
+        agent, trains = host.agent, f"{len(counted):,} of {len(train):,}"
         rows.append(
             (
                 f"<b>{text(host.name)}</b>",
                 number,
                 f"<code>{text(agent.get('mac', ''))}</code>",
                 text(agent.get("xdp_mode", "")),
-                f"{len(counted):,} of {len(train):,}" if told else "",
+                "" if not told else "serves" if run.served and not counted else trains,
                 f"{sum(counted):,}" if told else "",
                 *(f"{part:.1f} s" for part in seconds),
                 f"{token:.2f} s",

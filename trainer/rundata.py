@@ -76,6 +76,11 @@ class Run:
         return str(self.result.get("data") or (parts[1] if parts else self.folder.name))
 
     @property
+    def served(self) -> bool:
+        """Whether servers held the parameters: a round of the network is a synchronisation then."""
+        return str(self.result.get("system", "R")) != "R"
+
+    @property
     def training(self) -> list[Row]:
         """The training rounds."""
         return [row for row in self.rounds if row["phase"] == "train"]

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class _Round:
     """What a member has done in a round that it began at `began`.
 
-    `start`, `offered`: when its last step was begun, and computed. `version`: as its last push has been told.
+    `start`, `offered`: when its last step was begun, and computed. `ahead_s`: of computing in its last pull. `version`:
+    as its last push has been told.
     """
 
     began: float
@@ -44,6 +45,7 @@ class _Round:
     steps: int = 0
     samples: int = 0
     loss_sum: float = 0.0
+    ahead_s: float = 0.0
     version: int = 0
 
     @classmethod
@@ -99,6 +101,7 @@ class Served:
         """Another member's state was taken over (R20)."""
         self._worked = self._training.state.round
         self._fresh, self._moved, self._behind, self._pulled = True, False, 0, False
+        self._decisions.untested = False  # as far as this member knows
 
     def catch_up(self) -> None:
         """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
@@ -244,10 +247,12 @@ class Served:
     def _read(self, commit: Commit, own: _Round) -> int:
         """A synchronisation is whole: pull what it comes to, tell the digest, decide what comes next."""
         committed = self._clock()
-        test = self._decisions.is_test_due(self._count(commit, committed))
-        if not self._pull(commit.round + 1, None if test else self._ahead):
+        test = self._count(commit, committed)
+        ahead = None if test else self._ahead
+        if not self._pull(commit.round + 1, ahead):
             return 0
         self._note_commit()
+        own.ahead_s = ahead.computed_s if ahead is not None else 0.0
         self._session.applied(commit, self._training.digest())
         return self._end(commit, test, own, committed)
 
@@ -263,7 +268,7 @@ class Served:
             if commit is None:
                 return
             committed = self._clock()
-            test = self._decisions.is_test_due(self._count(commit, committed))
+            test = self._count(commit, committed)
             if test or self._session.lead:
                 if not self._pull(commit.round + 1):
                     return
@@ -312,15 +317,19 @@ class Served:
         self._model.restore()
         self._moved = False
 
-    def _count(self, commit: Commit, now: float) -> int:
-        """As many steps as there are workers are a round (docs/servers.md, "Counting"); rounds before the commit."""
+    def _count(self, commit: Commit, now: float) -> bool:
+        """As many steps as there are workers are a round (docs/servers.md, "Counting"); whether a test is due (R15).
+
+        One that was due before is due now, too: where a server is lost, another one comes first.
+        """
         training, before = self._training, self._training.state.round
         self._behind = commit.round
         workers = len(commit.counted) or self._workers
         rounds, steps = divmod(training.state.steps + self._steps_of(commit), workers)
         training.count(rounds)
         training.state = replace(training.state, steps=steps, seconds=self._journal.seconds(now))
-        return before
+        overdue = self._decisions.untested
+        return self._decisions.is_test_due(before) or overdue
 
     def _steps_of(self, commit: Commit) -> int:
         """Of all workers in a round: pushes, and those that are averaged. A barrier counts what it is due after."""
@@ -355,14 +364,15 @@ class Served:
                     "counted": counted,
                     "clipped": self._share.clipped,
                     "weights_sha256": self._model.sha256(),
-                    "seconds_compute": (own.offered - own.start) + (end - read),
+                    "seconds_compute": (own.offered - own.start) + own.ahead_s + (end - read),
                     "seconds_wait": committed - own.offered,
-                    "seconds_network": read - committed,
+                    "seconds_network": read - committed - own.ahead_s,
                     "t_start": own.start,
                     "t_offer": own.offered,
                     "t_commit": committed,
                     "t_end": end,
-                }
+                },
+                step=bool(own.steps),
             )
         self._journal.report(commit.round, samples, end - own.began, self._share.clipped)
         self._decisions.committed(commit, end)

@@ -287,6 +287,25 @@ def check_pushes(settings: Settings, between: int) -> None:
         )
 
 
+def check_idle(settings: Settings, asked: Mapping[str, Any]) -> None:
+    """Refuse a setting of servers that a user has asked for, and that does nothing in this system: it was forgotten.
+
+    Raises:
+        JobError: with the setting and the system.
+    """
+    defaults = {item.name: item.default for item in dataclasses.fields(Settings)}
+    idle = {"partners"} if not settings.packed else set()
+    if not settings.served:
+        idle |= {"sync_every", "servers", "servers_train", "staleness"}
+    for key in sorted(idle & asked.keys()):
+        value = getattr(settings, key)
+        if value != defaults[key]:
+            use = "B" if key == "partners" else "S or B" if key == "servers" else "S"
+            raise JobError(
+                f"setting {key} is {value!r}, and does nothing with system={settings.system}: set system={use} as well"
+            )
+
+
 def chosen_pushes(settings: Settings, between: int) -> tuple[Settings, str]:
     """S4: with a `sync_every` where servers hold the parameters and it is not set; and a text if it is no usual one.
 

@@ -37,9 +37,13 @@ def describe_end(code: int | None, last_line: str, where: str = "") -> str:
     return f"{last_line} ({status})" if last_line else f"{status}, and it said nothing"
 
 
-def name_log(why: str, log: Path) -> str:
-    """The reason, cut so that it fits one line of the agent's together with the name of its log."""
-    return f"{why[: max(0, _WITH_LOG - len(str(log)))]}; its log: {log}"
+def name_log(why: str, log: Path, most: int = _WITH_LOG) -> str:
+    """The reason, cut so that it fits one line of the agent's together with the name of its log.
+
+    Args:
+        most: characters of both. The default is for a reason that other hosts are told.
+    """
+    return f"{why[: max(0, most - len(str(log)))]}; its log: {log}"
 
 
 def signal_name(number: int) -> str:

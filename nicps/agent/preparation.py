@@ -31,6 +31,8 @@ from nicps.job.actions import CloseSubmission
 from nicps.protocol import NodeState
 from nicps.session.messages import Submit
 
+_MOST_TEXT = 600  # characters of an error: its reader is on this host
+
 
 class Preparation:
     """One job at a time: its process, and its folder.
@@ -156,7 +158,7 @@ class Preparation:
         except (OSError, JobFailed) as error:
             log(explain("keep the log of the preparation", error))
             return why
-        return name_log(why, kept)
+        return name_log(why, kept, _MOST_TEXT)
 
     def close(self, action: CloseSubmission) -> None:
         """Remove the folder."""

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,11 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         first = first or weights
         identical = identical and weights.last_round == first.last_round and first.agrees(weights)
     assert first is not None
-    final: dict[str, Any] = {}
-    path = folder / names[0] / "final.json"
-    if os.path.lexists(path):
-        final = _object(path, names[0])
+    final = _final(folder, names[0])
     accuracy = final.get("accuracy")
+    served = [agent["served"] for agent in agents if "served" in agent]
+    others = (_final(folder, name) for name in names[1:] if served)
+    stepped = (each for each in chain((final,), others) if each.get("step_seconds") is not None)
     return {
         "hosts": len(names),
         "members": list(names),
@@ -87,14 +88,14 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
         "sums_asked_again": sum(agent["sums_asked_again"] for agent in agents),
         "token_turns": sum(agent["token_turns"] for agent in agents),
-        **_steps(final),
-        **_served([agent["served"] for agent in agents if "served" in agent]),
+        **_steps(next(stepped, final)),  # of a worker, where the first one only serves
+        **_served(served),
     }
 
 
 def _steps(final: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a training step, by the first member's training program: channels, its median time, how long of it that
-    program waited for the exchange, and how long it should take with the plan of its channels.
+    """Of a training step, by the training program of a member that makes some: channels, its median time, how long of
+    it that program waited for the exchange, and how long it should take with the plan of its channels.
     """
     channels = final.get("channels", 1)
     seconds = {
@@ -186,6 +187,11 @@ def _rows(path: Path, name: str, last_round: int, pushes: int) -> Iterator[Metri
         yield from read_metrics(path, last_round, pushes)
     except JobFailed as error:
         raise _not_whole(name, str(error)) from None
+
+
+def _final(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name / "final.json"
+    return _object(path, name) if os.path.lexists(path) else {}
 
 
 def _object(path: Path, name: str) -> dict[str, Any]:

@@ -157,12 +157,12 @@ def _short(value: Any) -> str:
 
 
 def readable(value: Any) -> str:
-    """A value of the result, for people: settings as `key=value`, those that are not set left out."""
+    """A value of the result, for people: settings as `key=value`, those that are not set left out; - for none."""
     if isinstance(value, Mapping):
         return " ".join(f"{key}={readable(of)}" for key, of in value.items() if of is not None)
     if isinstance(value, list):
-        return " ".join(map(readable, value))
-    return str(value)
+        return " ".join(map(readable, value)) or "-"
+    return "-" if value is None else str(value)
 
 
 def label_of(key: str, result: Mapping[str, Any]) -> str:

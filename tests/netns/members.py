@@ -254,6 +254,11 @@ class Network:
         except (OSError, ChannelClosed, KeyError):
             return None
 
+    def live(self, host: str) -> set[str]:
+        """The hosts in the view, as that one knows it."""
+        status = self.status(host) or {"members": []}
+        return {member["name"] for member in status["members"] if member["state"] != "left"}
+
     def log(self, host: str) -> str:
         """All output of the agents there."""
         return (self.folder / host / "agent.log").read_text(errors="replace")

@@ -43,15 +43,10 @@ class Endless:
         self.channel: Channel = network.submit("h1", job, **asked)
         network.in_training(timeout_s=30.0)
 
-    def members(self) -> set[str]:
-        """The hosts in the view, as h1 knows it."""
-        status = self.network.status("h1") or {"members": []}
-        return {member["name"] for member in status["members"] if member["state"] != "left"}
-
     def goes_on(self, *hosts: str) -> None:
         """Wait until exactly these are in the view, train, and have synchronised twice more."""
         what = f"{hosts} are in the view"
-        until(lambda: self.members() == set(hosts), what, 60.0)
+        until(lambda: self.network.live("h1") == set(hosts), what, 60.0)
         for host in hosts:
             self.network.in_training(host)
 

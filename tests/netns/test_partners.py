@@ -226,6 +226,41 @@ def test_the_server_is_killed_in_mid_pull(slow: Stage) -> None:
     assert "h2" not in scene.ended(10).members
 
 
+def stopped_and_back(network: Stage, host: str) -> None:
+    """It stands still until the others go on without it, and is back in training then."""
+    others = [name for name in network.names if name != host]
+    network.lab.pause(host)
+    try:
+        until(lambda: network.live(others[0]) == {*others}, "a view without it", 30.0)
+        network.in_training(others[0])
+    finally:
+        network.lab.resume(host)
+    until(lambda: network.live(others[0]) == {*network.names}, "it is back", 30.0)
+    network.in_training(host)
+
+
+@pytest.mark.long
+def test_the_server_is_stopped_in_mid_pull_and_comes_back(slow: Stage) -> None:
+    """Its kernel answers until the others go on without it. It comes back as a worker, and has their weights."""
+    scene = InPull(slow, 20)
+    stopped_and_back(slow, "h2")
+    run = scene.ended(20)
+    assert "h2" in run.members and run.training("h2")[-1]["own_samples"] > 0
+
+
+@pytest.mark.long
+def test_the_partner_of_a_pair_is_stopped_and_comes_back(pair: Stage) -> None:
+    """The server gives the other one all parameters meanwhile; back, it gives its set again."""
+    channel = begun(pair, branched(pair.folder, 4_000), 20)
+    stopped = giver(pair, ["h2", "h3"])
+    stopped_and_back(pair, stopped)
+    before = given(pair, stopped)
+    run = pair.finished(channel)
+    channel.close()
+    assert len(weights(run)) == 20 and stopped in run.members
+    assert given(pair, stopped) > before
+
+
 @pytest.mark.long
 def test_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     """Both ways have the same bits, and the bytes are counted at the server's port, acknowledgements among them."""

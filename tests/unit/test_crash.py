@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nicps.agent.crash import describe_end
+from nicps.agent.crash import describe_end, name_log
 from nicps.agent.process import Child, User
 from nicps.job.course import Course
 from nicps.job.orders import Decide
@@ -47,6 +47,13 @@ def test_the_last_words_are_its_own(tmp_path: Path) -> None:
     child = Child([sys.executable, "-c", "raise SystemExit(3)"], user, tmp_path, log, {}, (), True)
     until(lambda: child.reap() is not None, "its end")
     assert child.last_line() == "exit status 3, and it said nothing"
+
+
+def test_what_other_hosts_are_told_is_cut() -> None:
+    """What only this host's user reads is whole, such as an error of a job's preparation that says what to do."""
+    log, why = Path("/runs/job/prepare.log"), "no " * 99 + "define branches(model)"
+    assert len(name_log(why, log)) < 240
+    assert name_log(why, log, 600) == f"{why}; its log: {log}"
 
 
 CRASH = "h1: the training program ended: SIGSEGV has ended it in round 7"

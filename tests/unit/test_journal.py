@@ -31,3 +31,23 @@ def test_progress_never_passes_the_plan(
         journal.report(11, 64, 0.5, 0)
     assert [report["trained_rounds"] for report in reports] == [told]
     assert reports[0].get("rounds_total") == planned
+
+
+def test_a_member_that_has_written_no_row_tells_no_shares(tmp_path: Path) -> None:
+    """A server of parameters that does not lead: "computing 0 %, waiting 0 %" would be said of no time at all."""
+    reports: list[dict[str, Any]] = []
+    session = SimpleNamespace(report=reports.append, lead=False, view=1)
+    job = SimpleNamespace(settings=Settings(epochs=1), name="job")
+    training = SimpleNamespace(job=job, state=State(round=3), rounds=None)
+    now = [1000.0]
+    journal = Journal(cast(Session, session), cast(Training, training), tmp_path, lambda: now[0])
+    times = {"seconds_compute": 1.0, "seconds_wait": 3.0, "seconds_network": 0.0}
+    with journal:
+        journal.report(3, 64, 0.5, 0)
+        now[0] += 1.0
+        journal.round({"phase": "train", "t_start": 0.0, "t_end": 4.0, **times})
+        journal.report(4, 64, 0.5, 0)
+    without, with_ = reports
+    assert without["trained_rounds"] == 3 and not [key for key in without if "share" in key]
+    shares = {"share_compute": 0.25, "share_wait": 0.75, "share_network": 0.0}
+    assert with_.items() >= shares.items()

@@ -441,7 +441,9 @@ def test_a_model_that_is_not_traced_computes_as_it_is_written(
     (job / "nets_of_order.py").write_text(NET)
     prepared = prepare(job, tmp_path / "out", None, {}, packed=True)
     assert prepared["sets"] == (8, 8) and "orders" not in prepared
-    assert "warning: the model computes in its own order" in capsys.readouterr().err
+    (note,) = prepared["notes"]
+    assert note.startswith("the model computes in its own order")
+    assert f"warning: {note}" in capsys.readouterr().err
     read = "self.b(x @ self.b.weight.t() @ self.a.weight)"
     (job / "nets_of_order.py").write_text(NET.replace("self.a(x)", read))
     (job / "job.py").write_text(

@@ -111,6 +111,13 @@ def test_sets_that_are_not_near_equal_are_a_warning() -> None:
     assert "4,100 and 3,700 parameters: they differ by 5% of all; branches(model)" in warning
 
 
+def test_a_model_without_branches_is_told_of() -> None:
+    chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+    remark = pack(find(chain, trace(chain))).remark()
+    assert remark is not None and remark.startswith("the model has no parallel branches")
+    assert pack(items_of(load(SHIPPED, {}))).remark() is None
+
+
 def test_a_fragment_has_as_many_parameters_as_on_the_wire() -> None:
     assert lanes_per_fragment(32) == packing.FRAGMENT
 
@@ -248,5 +255,7 @@ def test_a_warning_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trainer.packing.UNEQUAL", 0.0)
-    layout_of(tmp_path / "out")
-    assert "trainer: warning: the two sets of branches have " in capsys.readouterr().err
+    prepared = layout_of(tmp_path / "out")
+    (note,) = prepared["notes"]  # which the host that hands the job out tells its user
+    assert note.startswith("the two sets of branches have ")
+    assert f"trainer: warning: {note}" in capsys.readouterr().err

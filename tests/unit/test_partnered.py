@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,23 @@ def test_what_is_there_first_is_computed_first(tmp_path: Path) -> None:
         begins = zip(pulls[::2], pulls[1::2], strict=True)
         ahead = [pair for pair in begins if pair == (own, 1 - own)]
         assert len(ahead) >= 5, "but where a test is due"
+
+
+def test_computing_while_parameters_arrive_is_no_waiting(tmp_path: Path) -> None:
+    """A row's times make up its time. It has the computing of the next step, which takes 20 ms here."""
+    slow = JOB.replace("def loss(model, batch):", "def loss(model, batch):\n    time.sleep(0.02)")
+    _, outcome = run(tmp_path, text="import time\n" + slow, micro_batches=1)
+    rows = [row for row in outcome.metrics(3) if row["phase"] == "train"]
+    for row in rows:
+        parts = [row[f"seconds_{what}"] for what in ("compute", "wait", "network")]
+        assert sum(parts) == pytest.approx(row["t_end"] - row["t_start"], abs=0.002)
+        assert min(parts) >= 0.0
+    computing = sorted(row["seconds_compute"] for row in rows)
+    assert computing[len(rows) // 2] >= 0.02
+    final = json.loads((outcome.folders[2] / "out" / "final.json").read_text())
+    assert final["step_seconds"] - final["wait_seconds"] >= 0.02
+    final = json.loads((outcome.folders[0] / "out" / "final.json").read_text())
+    assert final["step_seconds"] is None and final["wait_seconds"] is None, "it only serves"
 
 
 @pytest.mark.parametrize("text", [JOB.replace(", momentum=0.9", "")], ids=["SGD"])

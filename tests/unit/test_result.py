@@ -124,6 +124,15 @@ def test_a_run_with_servers(run: Run) -> None:
     assert run.result["weights_sha256"] == sha256(LAST)
 
 
+def test_steps_are_those_of_a_worker_where_the_first_host_only_serves(run: Run) -> None:
+    steps = {"step_seconds": 0.25, "wait_seconds": 0.125}
+    run.put("h3", "final.json", {"accuracy": 0.5, "channels": 1} | steps)
+    assert run.result.items() >= {"step_seconds": None, "test_accuracy": 0.75}.items(), "a ring"
+    for name in HOSTS:
+        run.facts(name, served=SERVED)
+    assert run.result.items() >= (steps | {"test_accuracy": 0.75}).items()
+
+
 def test_a_run_with_partners(run: Run) -> None:
     """B: frames with parameters, of 1,510 bytes each: those of servers, and those that workers pass on."""
     of = SERVED | {"system": "B"}

@@ -109,3 +109,11 @@ def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> N
     submit.show(Forming("run-1", "digits"))
     submit.show(Forming("run-1", None))
     assert capsys.readouterr().err == "nicps: forming: data digits\nnicps: forming\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), ([], "-"), (["h1", "h2"], "h1 h2"), ({"a": 1, "b": None}, "a=1"), (0.5, "0.5")],
+)
+def test_a_value_of_the_result_for_people(value: object, shown: str) -> None:
+    assert submit.readable(value) == shown

@@ -168,6 +168,30 @@ def test_pushes_to_a_synchronisation_that_are_not_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"sync_every": 8}, "sync_every is 8, and does nothing with system=R: set system=S as"),
+        ({"servers": 2}, "servers is '2', and does nothing with system=R: set system=S or B as"),
+        ({"servers_train": True}, "servers_train is True, and does nothing with system=R"),
+        ({"staleness": False}, "staleness is False, and does nothing with system=R"),
+        ({"system": "S", "partners": False}, "partners is False, and does nothing with system=S"),
+    ],
+)
+def test_a_setting_of_servers_without_servers(
+    tmp_path: Path, asked: dict[str, Any], said: str
+) -> None:
+    """A user who sets `sync_every` and forgets `system` is told. What job.py or a resumed run has is no mistake."""
+    job = make(tmp_path / "job")
+    with pytest.raises(JobError, match=said):
+        prepare(job, tmp_path / "out", None, asked)
+    usual = {"sync_every": None, "servers": 1, "staleness": True, "partners": True}
+    prepare(job, tmp_path / "out", None, usual)
+    text = JOB.replace("rounds=3", "rounds=3, system='S', servers='2', sync_every=1")
+    own = make(tmp_path / "own", text)
+    assert prepare(own, tmp_path / "out", None, {"system": "R"})["settings"]["servers"] == "2"
+
+
+@pytest.mark.parametrize(
     ("kept", "changed", "said"),
     [
         (

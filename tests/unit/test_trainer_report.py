@@ -155,6 +155,26 @@ def test_versions_and_staleness_over_time(tmp_path: Path) -> None:
     assert heights == sorted(heights, reverse=True)
 
 
+def test_a_run_with_servers_and_partners(tmp_path: Path) -> None:
+    """A round of the network is a synchronisation, and a host that only serves has no gradient to count."""
+    folder = make_run(tmp_path / "run")
+    for host in ("h3", "h2", "h1"):
+        path = folder / host / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row.get("counted", {}).pop("1", None)
+        write_lines(path, rows)
+    result = json.loads((folder / "result.json").read_text())
+    sent = {"system": "B", "server_bytes_out": 15_311_400, "partner_bytes": 15_911_400}
+    ring = write_report(folder).read_text()
+    assert "training rounds" in ring and "<td>0 of 38</td>" in ring and "serves" not in ring
+    (folder / "result.json").write_text(json.dumps(result | sent))
+    page = write_report(folder).read_text()
+    assert "synchronisations" in page and "training rounds" not in page
+    assert "15.3 MB" in page and "15.9 MB" in page
+    assert "<td>serves</td>" in page and "<td>37 of 38</td>" in page
+
+
 def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
     folder = make_run(tmp_path, rounds=5)
     (folder / "result.json").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -329,6 +330,34 @@ def test_tests_come_at_the_first_synchronisation_at_which_they_are_due(
     assert sum(row["samples"] for row in tests[0]) == 42 * len(crossing)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_test_that_was_due_as_a_server_was_lost_comes_at_the_next_synchronisation(
+    tmp_path: Path, servers: int
+) -> None:
+    """Training with another server is what the lead decides in place of it. The tests after it come as ever."""
+    lost: list[int] = []
+
+    def script(network: ServedNetwork) -> None:
+        enter = network.enter
+
+        def enters(kind: str, first_round: int, to: Any = ()) -> None:
+            if kind == "test" and not lost:
+                lost.append(first_round)
+                kind = "train"
+            enter(kind, first_round, to)
+
+        network.enter = enters  # type: ignore[method-assign]
+
+    settings = {"sync_every": 4, "rounds": 24, "test_every": 9}
+    network, outcome = run(tmp_path, Case([], servers, settings=settings), script)
+    reference = bits(network, outcome, tmp_path)
+    counts = [0, *reference.rounds]
+    due = [at for at in range(1, len(counts)) if counts[at] // 9 > counts[at - 1] // 9]
+    assert len(lost) == 1 and counts[due[0] + 1] // 9 == counts[due[0]] // 9
+    tested = [row["trained_rounds"] for row in rows(outcome, network.members, "test")]
+    assert tested == [counts[due[0] + 1], *(counts[at] for at in due[1:]), counts[-1]]
+
+
 def test_a_server_that_does_not_lead_pulls_for_tests_only(tmp_path: Path) -> None:
     settings = {"sync_every": 2, "rounds": 8, "test_every": 4}
     network, outcome = run(tmp_path, Case([], 2, settings=settings))
@@ -355,6 +384,9 @@ def test_rows_say_what_a_push_counted_for(tmp_path: Path) -> None:
         assert sum(parts) == pytest.approx(row["seconds"])
     for row in rows(outcome, 3, "train"):
         assert row["samples"] == sum(row["counted"].values()) > 40
+    final = json.loads((outcome.folders[2] / "out" / "final.json").read_text())
+    took = [row["t_end"] - row["t_start"] for row in fast + rows(outcome, 3, "train")]
+    assert final["step_seconds"] == pytest.approx(statistics.median(took))
 
 
 def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
