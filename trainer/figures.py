@@ -18,7 +18,7 @@ def read_row(line: Any) -> Row | None:
     """A round's figures under their names in jobs.md; None if the line is of no round.
 
     Left out are: `loss`, `accuracy`, `counted` as None; `staleness` as []; whole numbers and seconds as 0; the moments
-    as None, all four of them, so that `is_timed` tells.
+    as None, all four of them, so that `is_timed` tells; `waits` as None, and `updates` as [].
     """
     round_ = line.get("round") if isinstance(line, dict) else None
     if type(round_) is not int or not 0 <= round_ < _MOST:
@@ -35,6 +35,7 @@ def read_row(line: Any) -> Row | None:
         "staleness": _staleness(line.get("staleness")),
         **{key: max(0.0, _number(line, key) or 0.0) for key in SECONDS},
         **_moments(line),
+        **_spans(line),
     }
 
 
@@ -77,6 +78,31 @@ def _moments(line: Row) -> dict[str, float | None]:
     if len(known) < len(MOMENTS) or known != sorted(known):
         return dict.fromkeys(MOMENTS)
     return dict(zip(MOMENTS, moments, strict=True))
+
+
+def _spans(line: Row) -> Row:
+    """What the next forward pass has waited for, and when parameters were updated."""
+    waits, updates = line.get("waits"), line.get("updates")
+    if _moments(line)["t_offer"] is None or not (_are_spans(waits, 4) and _are_spans(updates, 2)):
+        return {"waits": None, "updates": []}
+    return {
+        "waits": [[*span[:2], str(span[2]), span[3]] for span in waits or ()],
+        "updates": updates,
+    }
+
+
+def _are_spans(spans: Any, count: int) -> bool:
+    """Lists of so many, of which the first two are moments that rise."""
+    if not isinstance(spans, list):
+        return False
+    at = 0.0
+    for span in spans:
+        if not isinstance(span, list) or len(span) != count:
+            return False
+        if any(type(moment) is not float for moment in span[:2]) or not at <= span[0] <= span[1]:
+            return False
+        at = span[1]
+    return at < _MOST
 
 
 def _whole(line: Row, key: str) -> int:

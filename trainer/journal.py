@@ -102,6 +102,8 @@ class Journal:
         }
         shares = self._metrics.shares(self._clock())
         if shares is not None:
+            if self.steps.planned:
+                values |= self.steps.lately
             known = {key: value for key, value in values.items() if value is not None}
             self._session.report(known | shares)
             if self._session.lead:

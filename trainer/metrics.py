@@ -86,16 +86,24 @@ class Metrics:
         return shares
 
 
+_LATELY = 50  # steps
+
+
 class Steps:
-    """Seconds of the training steps of this run, since the last plan is in force where steps have one."""
+    """Seconds of the training steps of this run, since the last plan is in force where steps have one.
+
+    Attributes: `planned`, whether they have.
+    """
 
     def __init__(self) -> None:
+        self.planned = False
         self._channels = 1
         self._predicted: float | None = None
         self._took, self._waited = array("d"), array("d")
 
     def note(self, row: Mapping[str, Any]) -> None:
         """One, by its row."""
+        self.planned = "channels" in row
         plan = row.get("channels", 1), row.get("predicted_seconds")
         if plan != (self._channels, self._predicted):
             self._channels, self._predicted = plan
@@ -106,10 +114,19 @@ class Steps:
     @property
     def figures(self) -> dict[str, Any]:
         """For the result: medians, None without a step; and what the plan was predicted to take, None without one."""
+        return self._figures(0)
+
+    @property
+    def lately(self) -> dict[str, Any]:
+        """The same of the last steps."""
+        return self._figures(-_LATELY)
+
+    def _figures(self, first: int) -> dict[str, Any]:
+        took, waited = self._took[first:], self._waited[first:]
         return {
             "channels": self._channels,
-            "step_seconds": median(self._took) if self._took else None,
-            "wait_seconds": median(self._waited) if self._waited else None,
+            "step_seconds": median(took) if took else None,
+            "wait_seconds": median(waited) if waited else None,
             "predicted_seconds": self._predicted,
         }
 

@@ -16,7 +16,8 @@ STYLE = """
   --compute: #4878a8; --update: #28527a; --testing: #7a5ea8; --wait: #e9edf1; --send: #e8871e;
   --hold: #f6cf9f; --repair: #c02f2f; --dropped: #a9bccf; --accuracy: #2f8f5b;
   --evicted: #c02f2f; --returned: #2f8f5b; --lead: #28527a; --alarm: #8c1d1d; --cancelled: #8a6d1f;
-  --differs: #e8871e; --away: #f9dede; }
+  --differs: #e8871e; --away: #f9dede; --forward: #8fb3d6; --offers: #d9d2e9; --flow: #3f9c8f;
+  --behind: #b9dcd6; --marks: #8e7cc3; }
 * { box-sizing: border-box; }
 body { margin: 0; background: #f5f7f9; color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -47,6 +48,8 @@ rect.compute { fill: var(--compute); } rect.update { fill: var(--update); }
 rect.testing { fill: var(--testing); } rect.wait { fill: var(--wait); }
 rect.send { fill: var(--send); } rect.hold { fill: var(--hold); }
 rect.repair { fill: var(--repair); } rect.dropped { fill: var(--dropped); }
+rect.forward { fill: var(--forward); } rect.offers { fill: var(--offers); }
+rect.flow { fill: var(--flow); } rect.behind { fill: var(--behind); } rect.marks { fill: var(--marks); }
 rect.lane { fill: #fbfbfc; stroke: var(--rule); stroke-width: .5; }
 .commit { stroke: #1f2933; stroke-dasharray: 2 3; stroke-width: .8; opacity: .55; }
 .event { stroke-width: 1.1; opacity: .75; } .mark { stroke-width: 1.8; stroke-linejoin: round; }
@@ -65,6 +68,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--rule); }
 td { white-space: nowrap; font-size: 14px; }
 .events td, .events th { text-align: left; } .events td:last-child { white-space: normal; }
+.channels td:last-child, .channels th:last-child { text-align: left; white-space: normal; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; line-height: 1.25;
   vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer import pushes, timeline
+from trainer import channels, pushes, timeline
 from trainer.events import KINDS, SAYS, Event
 from trainer.page import page, settings_section, table, tile_of, tile_row, write_page
 from trainer.rundata import Run, read
@@ -25,7 +25,10 @@ KEY = {
     "hold": "token: held",
     "repair": "token: sending again",
     "away": "not in the view",
+    "forward": "next forward pass",
+    **channels.KEY,
 }
+_OF_CHANNELS = ("forward", *channels.KEY)
 MOST_EVENTS = 400  # lines in the table
 
 
@@ -41,7 +44,7 @@ def write_report(folder: Path) -> Path:
 def render(run: Run) -> str:
     """The page."""
     parts = [_head(run), _tiles(run), _curves(run), pushes.section(run), _hosts(run)]
-    parts += [_whole(run), _events(run)]
+    parts += [channels.section(run), _whole(run), _events(run)]
     parts += [_details(run), _settings(run)]
     return page(run.title, parts)
 
@@ -205,11 +208,14 @@ def _details(run: Run) -> str:
         f"<h3>{text(timeline.window_title(run, first))}</h3>{timeline.detail(run, first, 10)}"
         for first in firsts
     ]
+    flows = any(host.flows for host in run.hosts)
+    more = ", and each channel, the most urgent one first" if flows else ""
+    kinds = [kind for kind in KEY if kind != "away" and (flows or kind not in _OF_CHANNELS)]
     return (
         "<section><h2>Who held the token, who computed</h2><p>Per host, above: the training "
-        "program; below: the token. Dashed lines: commits, with the round's number. Point at a bar "
+        f"program; below: the token{more}. Dashed lines: commits, with the round's number. Point at a bar "
         "for its figures. The hosts' clocks are laid over each other at the commits.</p>"
-        f"{_key([kind for kind in KEY if kind != 'away'])}{''.join(body)}</section>"
+        f"{_key(kinds)}{''.join(body)}</section>"
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.channels import KIND, flows_of, read_rounds
 from trainer.clocks import Clock, clock_shifts
 from trainer.errors import JobError
 from trainer.events import Event, merge_events, with_tests
@@ -17,14 +18,15 @@ from trainer.figures import MOMENTS, Row, is_timed, read_row
 
 TOKEN_KINDS = ("hold", "send", "repair")
 COMMITS = ("commit", "test")
+_NO_EVENTS = (*TOKEN_KINDS, "sums", "commit", KIND)
 Files = tuple[list[Path], Path]
 
 
 @dataclass(frozen=True)
 class Host:
     """One host's records, of all its lives. `rounds`, and `pushes` to parameter servers: what metrics.jsonl says
-    (`figures.read_row`); `token`: lines of timeline.jsonl (t0, t1, kind, round). Times are seconds since the run's
-    first round began."""
+    (`figures.read_row`); `token`: lines of timeline.jsonl (t0, t1, kind, round); `flows`, those of channels
+    (`channels.flows_of`). Times are seconds since the run's first round began."""
 
     name: str
     number: int
@@ -32,6 +34,7 @@ class Host:
     token: list[Row]
     agent: Row
     pushes: list[Row] = field(default_factory=list)
+    flows: list[Row] = field(default_factory=list)
 
     @property
     def timed(self) -> list[Row]:
@@ -42,11 +45,12 @@ class Host:
         """Sum of `seconds_<what>` over all rounds and pushes."""
         return float(sum(row[f"seconds_{what}"] for row in (*self.rounds, *self.pushes)))
 
-    def in_window(self, first: float, last: float) -> tuple[list[Row], list[Row]]:
-        """Rounds and token times that overlap with a window of time."""
+    def in_window(self, first: float, last: float) -> tuple[list[Row], list[Row], list[Row]]:
+        """Rounds, token times, and channels' rounds that overlap with a window of time."""
         return (
             [row for row in self.timed if row["t_end"] > first and row["t_start"] < last],
             [row for row in self.token if row["t1"] > first and row["t0"] < last],
+            [row for row in self.flows if row["t1"] > first and row["t0"] < last],
         )
 
 
@@ -137,6 +141,9 @@ class _Life:
         commits = {row["round"]: row["t0"] for row in self.timeline if row["kind"] in COMMITS}
         rounds = [row for row in self.rows if row["phase"] != "push"]
         commits |= {row["round"]: row["t_commit"] for row in rounds if is_timed(row)}
+        # A program notes the end of a step when its own forward pass has ended, its agent when it comes.
+        bulk = [row for row in self.timeline if row["kind"] == KIND and not row.get("channel")]
+        commits |= {flow.round: flow.committed for row in bulk for flow in flows_of(row)}
         return Clock(commits, sum(row["seconds_wait"] for row in self.rows))
 
     @property
@@ -156,12 +163,14 @@ class _Life:
     @property
     def events(self) -> list[Row]:
         """All in the time line but times with the token."""
-        return [row for row in self.timeline if row["kind"] not in (*TOKEN_KINDS, "sums", "commit")]
+        return [row for row in self.timeline if row["kind"] not in _NO_EVENTS]
 
     def move(self, seconds: float) -> None:
         """Subtract so much from all times."""
         for row in filter(is_timed, self.rows):
             row.update((key, row[key] - seconds) for key in MOMENTS)
+            for span in (*(row["waits"] or ()), *row["updates"]):
+                span[:2] = [at - seconds for at in span[:2]]
         for row in self.timeline:
             row.update(t0=row["t0"] - seconds, t1=row["t1"] - seconds)
 
@@ -197,11 +206,12 @@ def _host(name: str, number: int, lives: list[_Life], folder: Path) -> Host:
         if row["round"] in tests:
             row["phase"] = "test"
     token = [row for life in lives for row in life.timeline if row["kind"] in TOKEN_KINDS]
+    flows = [row for life in lives for row in life.timeline if row["kind"] == KIND]
     agent = _json(folder / name / "agent.json")
     known = agent.get(
         "number"
     )  # the order of the result's members is another once the lead has changed
-    return Host(name, known if type(known) is int else number, rounds, token, agent, pushes)
+    return Host(name, known if type(known) is int else number, rounds, token, agent, pushes, flows)
 
 
 def _losses(hosts: list[Host]) -> list[Row]:
@@ -245,7 +255,12 @@ def _timeline(path: Path) -> Iterator[Row]:
     for row in _lines(path):
         if isinstance(row, dict) and isinstance(row.get("kind"), str):
             times = row.get("t0"), row.get("t1")
-            if all(isinstance(t, int | float) for t in times) and type(row.get("round")) is int:
+            if (
+                not all(isinstance(t, int | float) for t in times)
+                or type(row.get("round")) is not int
+            ):
+                continue
+            if row["kind"] != KIND or read_rounds(row):
                 yield row
 
 

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from trainer import channels
 from trainer.events import Event, away
 from trainer.figures import Row, is_timed
-from trainer.rundata import TOKEN_KINDS, Run
+from trainer.rundata import TOKEN_KINDS, Host, Run
 from trainer.svg import label, line, mark, number, rect, svg, ticks
 
 WIDTH = 1080.0
-NAMES = 64.0  # room for the hosts' names
+NAMES = 72.0  # room for the names of hosts and rows
 MARK, LEVELS = 14.0, 2  # an event's mark: its size, and how many lie below each other
 SHAPE_OF = {
     "evicted": "cross",
@@ -41,7 +42,8 @@ def overview(run: Run, bins: int = 260) -> str:
             x0, x1 = _inside(t0, 0.0, run.seconds), _inside(t1, 0.0, run.seconds)
             hint = f"{host.name} was away, {t0:.1f} to {t1:.1f} s"
             body.append(rect(x0, y, max(x1 - x0, 0.7), row, "away", hint))
-        compute = _density(_computing(host.timed), size, bins)
+        spans = (span for row in host.timed for span in channels.computing(row))
+        compute = _density(spans, size, bins)
         token = _density(((r["t0"], r["t1"]) for r in host.token), size, bins)
         for i in range(bins):
             # Conversion and sending overlap with computing by a little: never more than all.
@@ -63,7 +65,7 @@ def overview(run: Run, bins: int = 260) -> str:
 
 
 def detail(run: Run, first: int, count: int) -> str:
-    """Some rounds in full: a lane for computing and one for the token per host, commits marked.
+    """Some rounds in full: a lane for computing, one for the token and one for each channel per host, commits marked.
 
     Args:
         first: index into the training rounds.
@@ -78,43 +80,44 @@ def detail(run: Run, first: int, count: int) -> str:
             if row["round"] in numbers:
                 start, end = min(start, row["t_start"]), max(end, row["t_end"])
     events = [event for event in run.events if start <= event.time <= end]
+    names = {host.number: host.name for host in run.hosts}
+    in_order = _channels(run, start, end)
+    flow = 10.0
     lane, token, gap, top = 24.0, 13.0, 12.0, 56.0 if events else 26.0
+    tall = lane + token + gap + flow * len(in_order)  # a host
     scale = (WIDTH - NAMES) / (end - start or 1.0)  # clocks may be coarse
     body: list[str] = []
 
-    def bar(t0: float, t1: float, y: float, tall: float, kind: str, hint: str) -> None:
+    def bar(t0: float, t1: float, y: float, high: float, kind: str, hint: str) -> None:
         t0, t1 = max(t0, start), min(t1, end)
         if t1 > t0:
             wide = max((t1 - t0) * scale, 0.7)
-            body.append(rect(NAMES + (t0 - start) * scale, y, wide, tall, kind, hint))
+            body.append(rect(NAMES + (t0 - start) * scale, y, wide, high, kind, hint))
 
     for at, host in enumerate(run.hosts):
-        y = top + at * (lane + token + gap)
+        y = top + at * tall
         body.append(label(NAMES - 10, y + lane / 2 + 4, host.name, "name", "end"))
         body.append(label(NAMES - 10, y + lane + token - 2, "token", anchor="end"))
         body.append(rect(NAMES, y + lane + 1, WIDTH - NAMES, token - 1, "lane"))
-        rows, held = host.in_window(start, end)
+        rows, held, rounds_of = host.in_window(start, end)
         for row in rows:
-            what = f"{host.name}, round {row['round']}: "
-            counted = row["counted"]
-            dropped = counted is not None and str(host.number) not in counted
-            kind, how = ("dropped", "not counted") if dropped else ("compute", "computed")
-            if row["phase"] == "test":
-                kind, how = "testing", "tested"
-            took = row["t_offer"] - row["t_start"]
-            own = f" {row['own_samples']} samples," if row["own_samples"] else ""
-            hint = f"{what}{how},{own} {_ms(took)}"
-            bar(row["t_start"], row["t_offer"], y, lane, kind, hint)
-            waited = row["t_commit"] - row["t_offer"]
-            verb = "pushed" if row["phase"] == "push" else "waited"
-            bar(row["t_offer"], row["t_commit"], y, lane, "wait", f"{what}{verb} {_ms(waited)}")
-            update = row["t_end"] - row["t_commit"]
-            bar(row["t_commit"], row["t_end"], y, lane, "update", f"{what}updated, {_ms(update)}")
+            for bounds in _round_bars(host, row):
+                bar(bounds[0], bounds[1], y, lane, *bounds[2:])
         for row in sorted(held, key=lambda r: TOKEN_KINDS.index(r["kind"])):
             hint = f"{host.name}, round {row['round']}: {TOKEN_TEXT[row['kind']]}, "
             hint += _ms(row["t1"] - row["t0"])
             bar(row["t0"], row["t1"], y + lane + 1, token - 1, row["kind"], hint)
-    bottom = top + len(run.hosts) * (lane + token + gap)
+        flows = [each for row in rounds_of for each in channels.flows_of(row)]
+        later = channels.behind(flows)
+        for place, channel in enumerate(in_order):
+            below = y + lane + token + place * flow
+            body.append(label(NAMES - 10, below + flow - 1, f"channel {channel}", anchor="end"))
+            body.append(rect(NAMES, below + 1, WIDTH - NAMES, flow - 1, "lane"))
+            for each in flows:
+                if each.channel == channel:
+                    for bounds in channels.bars(host.name, each, later.get(id(each), ()), names):
+                        bar(bounds[0], bounds[1], below + 1, flow - 1, *bounds[2:])
+    bottom = top + len(run.hosts) * tall
     last = -100.0
     for row in rounds:
         x = NAMES + (row["t_commit"] - start) * scale
@@ -128,6 +131,48 @@ def detail(run: Run, first: int, count: int) -> str:
         body += _marks(events, start, end, (top, bottom - gap))
     body += _seconds(start, end, bottom + 2)
     return svg(WIDTH, bottom + 24, body, f"rounds {rounds[0]['round']} to {rounds[-1]['round']}")
+
+
+def _round_bars(host: Host, row: Row) -> Iterator[tuple[float, float, str, str]]:
+    """The bars of a round in the lane for computing: from, to, kind, and a hint."""
+    what = f"{host.name}, round {row['round']}: "
+    counted = row["counted"]
+    dropped = counted is not None and str(host.number) not in counted
+    kind, how = ("dropped", "not counted") if dropped else ("compute", "computed")
+    if row["phase"] == "test":
+        kind, how = "testing", "tested"
+    took = row["t_offer"] - row["t_start"]
+    own = f" {row['own_samples']} samples," if row["own_samples"] else ""
+    yield row["t_start"], row["t_offer"], kind, f"{what}{how},{own} {_ms(took)}"
+    waited = row["t_commit"] - row["t_offer"]
+    verb = "pushed" if row["phase"] == "push" else "waited"
+    if row["waits"] is None:
+        yield row["t_offer"], row["t_commit"], "wait", f"{what}{verb} {_ms(waited)}"
+    else:
+        yield from _forward_bars(what, row)
+    update = row["t_end"] - row["t_commit"]
+    yield row["t_commit"], row["t_end"], "update", f"{what}updated, {_ms(update)}"
+
+
+def _forward_bars(what: str, row: Row) -> Iterator[tuple[float, float, str, str]]:
+    """While a step's sums were on their way: the next forward pass, what it has waited for, and updates."""
+    took = row["t_commit"] - row["t_offer"]
+    yield row["t_offer"], row["t_commit"], "forward", f"{what}next forward pass, {_ms(took)} in all"
+    for begun, ended, module, channel in row["waits"]:
+        where = f"in front of {module}, channel {channel}" if module else "at the end of forward"
+        yield begun, ended, "wait", f"{what}waited {_ms(ended - begun)} {where}"
+    for begun, ended in row["updates"]:
+        yield begun, ended, "update", f"{what}updated parameters, {_ms(ended - begun)}"
+
+
+def _channels(run: Run, start: float, end: float) -> list[int]:
+    """The channels that have rounds in that time, the most urgent one first."""
+    found = {
+        (row["urgency"], row.get("channel", 0))
+        for host in run.hosts
+        for row in host.in_window(start, end)[2]
+    }
+    return [number for _, number in sorted(found, reverse=True)]
 
 
 def windows(run: Run, count: int = 10) -> list[int]:
@@ -174,12 +219,6 @@ def _inside(time: float, start: float, end: float) -> float:
 
 def _train(run: Run) -> list[Row]:
     return [row for row in run.training if is_timed(row)]
-
-
-def _computing(rows: Iterable[Row]) -> Iterable[tuple[float, float]]:
-    for row in rows:
-        yield row["t_start"], row["t_offer"]
-        yield row["t_commit"], row["t_end"]
 
 
 def _density(spans: Iterable[tuple[float, float]], size: float, bins: int) -> list[float]:

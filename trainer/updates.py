@@ -12,23 +12,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nicps.errors import UsageProblem
 from nicps.torch.guarded import Hidden, wait_in_front, waiting_class
-from nicps.torch.parts import Due, Part, Parts, PartStep, Settings, apart, failure
+from nicps.torch.parts import Due, Part, PartStep, Settings, apart, failure
+from nicps.torch.parts import Parts as PartsOnTheWay
 from nicps.torch.pending import check_model, hook_at_step
 
 if TYPE_CHECKING:
-    from trainer.flows import Unit
+    from trainer.flows import Parts, Unit
     from trainer.training import Training
 
 Attend = Callable[[Callable[[], bool]], None]
+_DIGITS = 6  # of a second
+_LEAST_S = 1e-4  # a shorter wait, or update, is not worth a line
+
+
+class Span(NamedTuple):
+    """Between two times on the clock the thread that computes has waited, or has updated.
+
+    Attributes: `need`, the parameter that it needed, by its place; None: all of them, at the end of forward.
+    """
+
+    begun: float
+    ended: float
+    updates: bool
+    need: int | None
 
 
 class Updates:
@@ -41,7 +56,7 @@ class Updates:
         attend: as that of `nicps.torch.parts.Parts`.
 
     Attributes: `waited` and `updating`, seconds since `promise` in which the thread that computes has waited, and has
-    updated; `needed`, when a parameter was used first, on the clock, less these seconds.
+    updated; `spans`, when that was; `needed`, when a parameter was used first, on the clock, less these seconds.
 
     Raises:
         UsageProblem: the model or the optimizer cannot be updated part by part.
@@ -75,10 +90,12 @@ class Updates:
                 self._part_of[id(parameter)] = at
             if not own:
                 self._part_of |= dict.fromkeys(map(id, self._model.averaged), places[0])
-        self._way = Parts(self._carry_out, self._parts)
+        self._way = PartsOnTheWay(self._carry_out, self._parts)
         self._carried = 0
         self.waited = self.updating = 0.0
         self.needed: dict[int, float] = {}
+        self.spans: list[Span] = []
+        self._need: int | None = None
         self._hooks = list(wait_in_front(self._model.model, self._part_of, self._wait_for_parts))
 
     @property
@@ -99,7 +116,10 @@ class Updates:
         """
         self._carried, self.waited, self.updating = 0, 0.0, 0.0
         self.needed.clear()
-        self._way = Parts(self._carry_out, self._parts, self._hide, self._updated, self._wait_until)
+        self.spans.clear()
+        self._way = PartsOnTheWay(
+            self._carry_out, self._parts, self._hide, self._updated, self._wait_until
+        )
         for part, gradients, pieces in zip(self._parts, self._gradients, self._pieces, strict=True):
             whole = _all_of([sums[piece] for piece in pieces])
             self._way.offer(Due(part, gradients, gradients, whole))
@@ -114,14 +134,31 @@ class Updates:
             nicps.steps.StepEnded: the phase has ended before.
             NicpsError: as the session raises it.
         """
+        self._need = None
         self._way.wait()
+
+    def told(self, parts: Parts) -> dict[str, list[list[Any]]]:
+        """For metrics.jsonl, since `promise`: `waits` (from, to, the module that needed its parameters, their channel)
+        and `updates` (from, to), on the clock.
+
+        Args:
+            parts: those of the step.
+        """
+        waits, updates = list[list[Any]](), list[list[Any]]()
+        for span in self.spans:
+            moments = [round(span.begun, _DIGITS), round(span.ended, _DIGITS)]
+            if span.updates:
+                updates.append(moments)
+            else:
+                waits.append([*moments, *_needs(parts, span.need)])
+        return {"waits": waits, "updates": updates}
 
     def drop(self) -> None:
         """Nothing more is updated of this step."""
         for part in self._parts:
             self._hidden.show(part.parameters)
             self._show(part)
-        self._way = Parts(self._carry_out, self._parts)
+        self._way = PartsOnTheWay(self._carry_out, self._parts)
 
     def close(self) -> None:
         """Modules wait no more."""
@@ -130,10 +167,11 @@ class Updates:
 
     # ---- what waits
 
-    def _wait_for_parts(self, places: Iterable[int]) -> None:
+    def _wait_for_parts(self, places: Collection[int]) -> None:
         now = self._clock() - self.waited - self.updating
         for place in places:
             self.needed.setdefault(place, now)
+        self._need = min(places, default=None)
         self._way.wait({self._unit_of[place] for place in places})
 
     def _wait_for(self, tensors: Sequence[Tensor]) -> None:
@@ -144,7 +182,14 @@ class Updates:
         try:
             self._attend(done)
         finally:
-            self.waited += self._clock() - begun
+            self.waited += self._note(begun, updates=False)
+
+    def _note(self, begun: float, *, updates: bool) -> float:
+        """It ends now; its seconds."""
+        ended = self._clock()
+        if ended - begun >= _LEAST_S:
+            self.spans.append(Span(begun, ended, updates, self._need))
+        return ended - begun
 
     # ---- an update
 
@@ -163,7 +208,7 @@ class Updates:
         try:
             self._update_now(parameters, gradients, settings)
         finally:
-            self.updating += self._clock() - begun
+            self.updating += self._note(begun, updates=True)
 
     def _update_now(
         self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], settings: Settings
@@ -190,6 +235,16 @@ class Updates:
             for buffer in self._model.averaged:
                 if type(buffer) is self._buffer:
                     buffer.__class__ = Tensor
+
+
+def _needs(parts: Parts, place: int | None) -> tuple[str, int | None]:
+    """A parameter's module, and its least urgent channel."""
+    if place is None:
+        return "", None
+    if place >= len(parts.names):
+        return "averaged buffers", parts.pieces[-1].channel
+    module = parts.names[place].rpartition(".")[0] or parts.names[place]
+    return module, min(piece.channel for piece in parts.pieces_of[place])
 
 
 def _all_of(sums: Sequence[Future[None]]) -> Future[None]:

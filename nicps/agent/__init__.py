@@ -34,6 +34,7 @@ The socket:
     group.py        a program that waits for a group
     status.py       what `nicps status`, `nicps top` and the metrics show
     tally.py        the counts for these three
+    flows.py        the rounds of channels, for these three and the time line
     exporter.py     metrics for Prometheus, over HTTP
     families.py     the list of metrics
     notifier.py     messages to the operator, submitters and watchers; the alarm's hook

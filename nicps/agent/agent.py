@@ -20,6 +20,7 @@ from nicps.agent.control import Access, ControlSocket
 from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
 from nicps.agent.exporter import Exporter
+from nicps.agent.flows import FlowWatch
 from nicps.agent.folders import check_runs, check_work, sweep
 from nicps.agent.frames import Frames
 from nicps.agent.group import Groups
@@ -113,7 +114,7 @@ class Agent:
         """The rooms, and the table of actions that each of them carries out."""
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
         timeline, tally = TimeLine(), Tally(driver.now)
-        served = ServedRoom(self.dataplane)
+        served, flows = ServedRoom(self.dataplane), FlowWatch(self.life.node, timeline)
         self._frames = frames = Frames(
             driver,
             self.dataplane,
@@ -121,6 +122,7 @@ class Agent:
             loop,
             timeline,
             served,
+            flows,
             self._take_aside,
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
@@ -157,8 +159,8 @@ class Agent:
 
         def status() -> Status:
             now = time.monotonic()
-            about = self.life, frames, self._keys, self.dataplane, tally, preparation.job, now
-            return status_of(*about, self._scripts.job)
+            about = self.life, frames, self._keys, self.dataplane, tally, flows
+            return status_of(*about, preparation.job, now, self._scripts.job)
 
         commands = Commands(
             driver,
@@ -182,12 +184,19 @@ class Agent:
             tally.note_commit(driver.now, action, self.life.node.members)
             executor.note_commit(action)
 
+        def note_round(action: act.NoteRound) -> None:
+            if self.life.part is not None:
+                own = self.life.part.contributions[action.commit.channel]
+                flows.note_commit(driver.now, action.commit, own)
+
         def enter_view(action: act.EnterView) -> None:
             tally.note_view(action)
+            flows.enter_view()
             frames.enter_view(action)
 
         def close_job(action: act.CloseJob) -> None:
             tally.note_network_gone()
+            flows.close()
             frames.close_lines()
             executor.close_job(action)
 
@@ -225,6 +234,7 @@ class Agent:
                 act.CloseJob: close_job,
                 act.NoteEvent: executor.note_event,
                 act.NoteCommit: note_commit,
+                act.NoteRound: note_round,
                 act.Receive: executor.receive,
                 act.CloseStream: executor.close_stream,
                 act.RemoveState: executor.remove_state,

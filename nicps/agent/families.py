@@ -58,6 +58,20 @@ def _present(status: Status, _: Activity) -> Samples:
     }
 
 
+def _of_channels(figure: str) -> Callable[[Status, Activity], Samples]:
+    return lambda _, activity: {
+        (str(each.number),): float(getattr(each, figure)) for each in activity.channels
+    }
+
+
+def _awaited_on_channels(status: Status, activity: Activity) -> Samples:
+    return {
+        (str(each.number), str(member.number), member.name): float(member.number in each.awaits)
+        for each in activity.channels
+        for member in status.members
+    }
+
+
 def _traffic(received: str, sent: str) -> Callable[[Status, Activity], Samples | None]:
     def read(_: Status, activity: Activity) -> Samples | None:
         if activity.traffic is None:
@@ -210,6 +224,59 @@ FAMILIES = (
         "gauge",
         "Training rounds of the job that were committed.",
         _progress("trained_rounds"),
+    ),
+    Family(
+        "nicps_training_step_seconds",
+        "gauge",
+        "Median time of the last training steps, in a job with `priorities`.",
+        _progress("step_seconds"),
+    ),
+    Family(
+        "nicps_training_wait_seconds",
+        "gauge",
+        "Of that time, what this host's training program waited for the exchange.",
+        _progress("wait_seconds"),
+    ),
+    Family(
+        "nicps_training_step_predicted_seconds",
+        "gauge",
+        "The time that a step should take with the plan of its channels.",
+        _progress("predicted_seconds"),
+    ),
+    Family(
+        "nicps_channel_urgency",
+        "gauge",
+        "A channel's rank on the wire; a larger number goes first.",
+        _of_channels("urgency"),
+        ("channel",),
+    ),
+    Family(
+        "nicps_channel_open_round",
+        "gauge",
+        "The number of the channel's open round.",
+        _of_channels("round"),
+        ("channel",),
+    ),
+    Family(
+        "nicps_channel_member_awaited",
+        "gauge",
+        "1 for a member that the channel's open round waits for, while others are done.",
+        _awaited_on_channels,
+        ("channel", *_MEMBER),
+    ),
+    Family(
+        "nicps_channel_rounds_total",
+        "counter",
+        "Rounds of the channel that were committed.",
+        _of_channels("rounds"),
+        ("channel",),
+    ),
+    Family(
+        "nicps_channel_bytes_total",
+        "counter",
+        "Bytes of a gradient, as they are sent, in these rounds.",
+        _of_channels("bytes"),
+        ("channel",),
     ),
     Family(
         "nicps_token_turns_total",

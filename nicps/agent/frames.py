@@ -9,6 +9,7 @@ from typing import Any
 
 from nicps import wire
 from nicps.agent.driver import Driver, log
+from nicps.agent.flows import FlowWatch
 from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
 from nicps.agent.records import TimeLine
@@ -46,11 +47,13 @@ class Frames:
         loop: Loop,
         timeline: TimeLine,
         served: ServedRoom,
+        flows: FlowWatch,
         take_aside: Callable[[bytes, bytes], None],
     ) -> None:
         self._driver, self._life, self._node = driver, driver.life, driver.life.node
         self._dataplane, self._keys, self._loop = dataplane, keys, loop
         self._timeline, self._served, self._take_aside = timeline, served, take_aside
+        self._flows = flows
         node = self._node
         self.sender = Sender(
             dataplane,
@@ -91,6 +94,7 @@ class Frames:
                 if len(frame) > 1 and frame[1] in _ASIDE:
                     self._take_aside(source, frame)
                 else:
+                    self._flows.hear(driver.now, source, frame)
                     driver.carry_out(life.on_frame(driver.now, source, frame))
             except WireError as error:
                 self.malformed += 1
@@ -111,9 +115,11 @@ class Frames:
             elif not bell.count:
                 listed = bell.members, bell.unit, bell.channel
                 driver.carry_out(life.list_came(driver.now, *of, *listed))
-            elif bell.count == bell.fragments and not bell.channel:
+            elif bell.count == bell.fragments:
                 now = time.monotonic()
-                self._timeline.note("sums", now, now, of[1])
+                self._flows.note_sums(driver.now, bell.channel, of[1])
+                if not bell.channel:
+                    self._timeline.note("sums", now, now, of[1])
         if any(bell.count for bell in bells):
             driver.carry_out(life.sums_came(driver.now))
 
@@ -161,6 +167,7 @@ class Frames:
         """
         data, token = action.frame.pack(), action.frame.body
         if not isinstance(token, wire.Token):
+            self._flows.say(self._driver.now, action.frame)
             self.send_control(data)
             return
         self._dataplane.maps.saw(token.generation, token.hop)
@@ -259,8 +266,7 @@ class Frames:
 
     def _fragments_sent(self, action: SendFragments, started: float) -> None:
         now, phase = time.monotonic(), self._node.phase
-        shown = not action.channel  # the time line has no row for the others
-        if shown and phase is not None and phase.kind is wire.PhaseKind.TRAIN:
+        if not action.channel and phase is not None and phase.kind is wire.PhaseKind.TRAIN:
             kind = "repair" if action.repair else "send"
             self._timeline.note(kind, started, now, action.round)
         self._driver.carry_out(self._life.fragments_sent(now, action, started))

@@ -45,7 +45,7 @@ class Records:
         self.event("begin", now, 0, job=job, name=name)
 
     def note(self, kind: str, started: float, ended: float, round_: int, **more: Any) -> None:
-        """For the time line: "hold", "send", "repair", "sums" or "commit", in seconds of CLOCK_MONOTONIC."""
+        """For the time line: "hold", "send", "repair", "sums", "commit" or "rounds", in seconds of CLOCK_MONOTONIC."""
         self._rows.append({"t0": started, "t1": ended, "kind": kind, "round": round_, **more})
         if len(self._rows) >= _FLUSH_ROWS or ended > self._flushed + _FLUSH_S:
             self._flushed = ended
@@ -93,10 +93,10 @@ class TimeLine:
     def __init__(self) -> None:
         self.records: Records | None = None
 
-    def note(self, kind: str, started: float, ended: float, round_: int) -> None:
+    def note(self, kind: str, started: float, ended: float, round_: int, **more: Any) -> None:
         """`Records.note`"""
         if self.records is not None:
-            self.records.note(kind, started, ended, round_)
+            self.records.note(kind, started, ended, round_, **more)
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from nicps import wire
+from nicps.agent.flows import FlowWatch
 from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.agent.tally import BOUNDS, Tally
@@ -11,6 +12,7 @@ from nicps.dataplane import DataPlane
 from nicps.dataplane.interface import read_traffic
 from nicps.job import Life
 from nicps.protocol import Node, NodeState
+from nicps.protocol.channels import ChannelledRing
 from nicps.session.activity import Activity, MemberActivity, Seconds, Traffic
 from nicps.session.messages import MemberStatus, Status
 
@@ -21,6 +23,7 @@ def status_of(
     keys: Keyring,
     dataplane: DataPlane,
     tally: Tally,
+    flows: FlowWatch,
     preparing: str,
     now: float,
     run: str | None = None,
@@ -85,6 +88,7 @@ def status_of(
             frames,
             dataplane,
             tally,
+            flows,
             preparing,
             now,
             script=runs or (part is not None and part.script),
@@ -97,6 +101,7 @@ def _activity_of(
     frames: Frames,
     dataplane: DataPlane,
     tally: Tally,
+    flows: FlowWatch,
     preparing: str,
     now: float,
     *,
@@ -104,7 +109,9 @@ def _activity_of(
 ) -> Activity:
     """The counts, and the members that are waited for."""
     ring, phase, traffic = node.ring, node.phase_in_force, read_traffic(dataplane.iface)
-    waits_for = awaited(node)
+    waits_for = awaited(node).union(
+        *(flows.awaited(channel) for channel in range(1, len(node.rounds)))
+    )
     return Activity(
         uptime_s=now - tally.began,
         exchange=phase.exchange.among(len(node.view.live)).name if phase and ring else "",
@@ -134,6 +141,7 @@ def _activity_of(
         preparing=preparing,
         script=script,
         pushes=tally.pushes,
+        channels=flows.activity(),
     )
 
 
@@ -169,6 +177,8 @@ def awaited(node: Node) -> frozenset[int]:
         found = frozenset(k for k in takes_part if not lines[k - 1].complete)
     else:
         takes_part = frozenset(k for k in takes_part if ring.phase.shares[k - 1])
+        if isinstance(ring, ChannelledRing) and ring.step is not None and ring.step.listed:
+            takes_part &= ring.step.listed.keys()  # of the step
         settled = frozenset(k for k in takes_part if lines[k - 1].settled) | ring.offered
         found = takes_part - settled
     return found if found < takes_part else frozenset()

@@ -145,7 +145,16 @@ def progress_line(report: Mapping[str, Any]) -> str:
         for key, name in (("compute", "computing"), ("wait", "waiting"), ("network", "network"))
         if left.get(f"share_{key}") is not None
     ]
-    return "  ".join([*parts, *shares, *(f"{k} {_short(v)}" for k, v in left.items())])
+    steps = [
+        f"{name} {left.pop(key):.3f} s"
+        for key, name in (
+            ("step_seconds", "a step"),
+            ("wait_seconds", "waiting in it"),
+            ("predicted_seconds", "predicted"),
+        )
+        if left.get(key) is not None
+    ]
+    return "  ".join([*parts, *shares, *steps, *(f"{k} {_short(v)}" for k, v in left.items())])
 
 
 def _short(value: Any) -> str:

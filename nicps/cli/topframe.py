@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nicps.session.activity import Activity
+from nicps.session.activity import Activity, ChannelActivity
 from nicps.session.messages import MemberStatus, Status
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ _REPORTED = {
         ("computing", "share_compute", "{:.0%}"),
         ("waiting", "share_wait", "{:.0%}"),
         ("network", "share_network", "{:.0%}"),
+    ),
+    "a step": (
+        ("took", "step_seconds", "{:.3f} s"),
+        ("waiting", "wait_seconds", "{:.3f} s"),
+        ("predicted", "predicted_seconds", "{:.3f} s"),
     ),
 }
 
@@ -85,12 +91,34 @@ class Looks:
             return None
         return max(0.0, figure(self.now, self.activity) - figure(*self._first)) / self.seconds
 
+    @property
+    def _of_job(self) -> list[Activity]:
+        """What these statuses say of this job."""
+        now = self.now
+        return [a for s, a in self._all if (s.job, s.view) == (now.job, now.view)]
+
     def awaited(self, number: int) -> float:
         """The part of this job's statuses in which the round waited for that member."""
-        now = self.now
-        looks = [a for s, a in self._all if (s.job, s.view) == (now.job, now.view)]
+        looks = self._of_job
         found = sum(m.awaited for a in looks for m in a.members if m.number == number)
         return found / len(looks)
+
+    def awaited_on(self, channel: int, number: int) -> float:
+        """The part of this job's statuses with that channel in which its round waited for that member."""
+        looks = self._with(channel)
+        return sum(number in of.awaits for _, of in looks) / len(looks)
+
+    def rate_on(self, channel: ChannelActivity, figure: str) -> float | None:
+        """The rate of a channel's count, per second, since the first of this job's statuses that have the channel."""
+        first, before = self._with(channel.number)[0]
+        seconds = self.activity.uptime_s - first.uptime_s
+        if seconds <= 0:
+            return None
+        rise = float(getattr(channel, figure) - getattr(before, figure))
+        return max(0.0, rise) / seconds
+
+    def _with(self, channel: int) -> list[tuple[Activity, ChannelActivity]]:
+        return [(a, c) for a in self._of_job for c in a.channels if c.number == channel]
 
     def round_seconds(self) -> float | None:
         """The mean time of a round in these statuses."""
@@ -192,13 +220,30 @@ def _job_rows(looks: Looks) -> Iterator[Row]:
             yield Row(label, "  ".join(shown))
     names = {m.number: plain(m.name) for m in status.members}
     waits = [names.get(m.number, "?") for m in activity.members if m.awaited]
-    often = [
-        f"{names[k]} {part:.0%}"
-        for part, k in sorted(((looks.awaited(k), k) for k in names), reverse=True)
-        if part >= _AWAITED_OFTEN
-    ]
+    often = _often(names, looks.awaited)
     text = ", ".join(waits) or "nobody in particular"
     yield Row("waits for", text + (f"  (of the last looks: {', '.join(often)})" if often else ""))
+    yield from _channel_rows(looks, names)
+
+
+def _channel_rows(looks: Looks, names: Mapping[int, str]) -> Iterator[Row]:
+    """Each channel of a job with `priorities`, the most urgent one first."""
+    for channel in sorted(looks.activity.channels, key=lambda c: c.urgency, reverse=True):
+        parts = [f"urgency {channel.urgency}", f"{channel.state:7}"]
+        parts.append(f"round {channel.place + 1} of {channel.places}")
+        parts.append(f"{_number(looks.rate_on(channel, 'rounds'))}/s")
+        parts.append(_bytes(looks.rate_on(channel, "bytes")))
+        often = _often(names, partial(looks.awaited_on, channel.number))
+        waits = often or [names.get(k, "?") for k in channel.awaits]
+        if waits:
+            parts.append(f"waits for {', '.join(waits)}")
+        yield Row(f"channel {channel.number}", "  ".join(parts))
+
+
+def _often(names: Mapping[int, str], part_of: Callable[[int], float]) -> list[str]:
+    """The members that are waited for in many of the looks."""
+    parts = sorted(((part_of(number), number) for number in names), reverse=True)
+    return [f"{names[number]} {part:.0%}" for part, number in parts if part >= _AWAITED_OFTEN]
 
 
 def _wire_rows(looks: Looks) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from nicps.job.script import LaunchScript
 from nicps.job.slow_work import Task
-from nicps.protocol import Narrow, Phase, Send, SendFragments, SendServed, View
+from nicps.protocol import Committed, Narrow, Phase, Send, SendFragments, SendServed, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
 
@@ -285,6 +285,13 @@ class NoteCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteRound:
+    """For the job's time line, and for counts by channel: a round of a step by a plan is committed here."""
+
+    commit: Committed
+
+
+@dataclass(frozen=True, slots=True)
 class Receive:
     """Open the receiving end of a hand-out, in place of the former one.
 
@@ -384,6 +391,7 @@ Action: TypeAlias = (
     | CloseJob
     | NoteEvent
     | NoteCommit
+    | NoteRound
     | Receive
     | CloseStream
     | RemoveState

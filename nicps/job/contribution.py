@@ -5,16 +5,19 @@ from __future__ import annotations
 
 
 class Contribution:
-    """The contributions of one round after the other."""
+    """The contributions of one round after the other.
+
+    Attributes: `offered_at`, when the last one was ready.
+    """
 
     def __init__(self) -> None:
-        self._offered_at = self._sending_s = 0.0
+        self.offered_at = self._sending_s = 0.0
         self._listed_at: float | None = None
         self._lacked = -1  # the last round in which sums of the switch had not come
 
     def begin(self, now: float) -> None:
         """The contribution is ready."""
-        self._offered_at, self._sending_s, self._listed_at = now, 0.0, None
+        self.offered_at, self._sending_s, self._listed_at = now, 0.0, None
 
     def note_sent(self, started: float, ended: float) -> None:
         """Some of its fragments have been sent between these times; the first ones as soon as the list is closed."""
@@ -24,11 +27,11 @@ class Contribution:
 
     def seconds_listed(self, now: float) -> float:
         """The time from when it was ready until all others were."""
-        return max(0.0, (now if self._listed_at is None else self._listed_at) - self._offered_at)
+        return max(0.0, (now if self._listed_at is None else self._listed_at) - self.offered_at)
 
     def seconds_waited(self, now: float) -> float:
         """The time since it was ready, without that of its own sending."""
-        return max(0.0, now - self._offered_at - self._sending_s)
+        return max(0.0, now - self.offered_at - self._sending_s)
 
     def lacks_sums_anew(self, round_: int) -> bool:
         """Sums of a switch have not come in that round; return whether that is the first round in a row."""

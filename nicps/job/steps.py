@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nicps import wire
-from nicps.job.actions import NoteCommit
+from nicps.job.actions import NoteCommit, NoteRound
 from nicps.protocol import Committed
 
 
@@ -27,7 +27,9 @@ class Steps:
         self._last = 0  # the last round of that step
         self._counted: Mapping[int, int] = {}  # samples in that round, by member
 
-    def commit(self, commit: Committed, *, mine: bool, several: bool) -> list[NoteCommit]:
+    def commit(
+        self, commit: Committed, *, mine: bool, several: bool
+    ) -> list[NoteCommit | NoteRound]:
         """A round is committed.
 
         Args:
@@ -47,7 +49,7 @@ class Steps:
         elif mine:
             self._counted = {number: phase.shares[number - 1] for number in commit.counted}
             self._rounds, self._last = self._rounds + 1, commit.round
-        return []
+        return [NoteRound(commit)] if phase.planned else []
 
     def read(self, round_: int, digest: str) -> list[NoteCommit]:
         """The program has read a round's sum; `digest`: of the state after it, if that completes a step."""

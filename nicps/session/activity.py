@@ -7,8 +7,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from nicps.session.fields import COUNT, FLAG, TEXT, Field, listed, nullable, number, record, whole
-from nicps.wire import MAX_MEMBERS
+from nicps.session.fields import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Field,
+    choice,
+    listed,
+    nullable,
+    number,
+    record,
+    whole,
+)
+from nicps.wire import MAX_CHANNELS, MAX_MEMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,39 @@ class MemberActivity:
     resent: Annotated[
         int, Field(COUNT, "fragments that this host has sent again to it, and to it alone")
     ]
+
+
+#: What a host does in the open round of a channel.
+ROUND_STATES = ("open", "offered", "sums", "marked", "done")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelActivity:
+    """A channel of the training phase that is in force (docs/channels.md)."""
+
+    number: Annotated[int, Field(whole(0, MAX_CHANNELS - 1), "its number")]
+    urgency: Annotated[int, Field(whole(0, 7), "its rank on the wire; a larger number goes first")]
+    step: Annotated[int, Field(COUNT, "the training step that is under way, from 0 in the phase")]
+    round: Annotated[int, Field(COUNT, "its open round")]
+    place: Annotated[int, Field(COUNT, "which one of its rounds of a step that is, from 0")]
+    places: Annotated[int, Field(whole(1), "its rounds of a step")]
+    state: Annotated[
+        str,
+        Field(
+            choice(*ROUND_STATES),
+            "of that round at this host: `open`, not offered; `offered`, but not all members have; `sums`, which are"
+            " on their way; `marked`, all sums are here; `done`, all rounds of this step are committed",
+        ),
+    ]
+    awaits: Annotated[
+        tuple[int, ...],
+        Field(
+            listed(whole(1, MAX_MEMBERS), "numbers"),
+            "the members that the open round waits for, while others are done",
+        ),
+    ]
+    rounds: Annotated[int, Field(COUNT, "rounds of that number that were committed, in all jobs")]
+    bytes: Annotated[int, Field(COUNT, "bytes of a gradient, as they are sent, in these rounds")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +143,10 @@ class Activity:
         bool, Field(FLAG, "whether the job that is under way is a run of `nicps run` (docs/run.md)")
     ] = False
     pushes: Annotated[int, Field(COUNT, "steps of this host that parameter servers have added")] = 0
+    channels: Annotated[
+        tuple[ChannelActivity, ...],
+        Field(
+            listed(record(ChannelActivity), "objects"),
+            "of a job with `priorities`, while it trains; otherwise empty",
+        ),
+    ] = ()

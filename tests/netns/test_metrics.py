@@ -22,6 +22,10 @@ from tests.netns.members import LIGHT, Network, tiny_job
 
 DASHBOARD = ROOT / "packaging" / "grafana" / "nicps.json"
 SCRAPE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9400/metrics', timeout=20).read().decode())"
+#: Those of a job with `priorities`.
+PLANNED = [
+    family for family in FAMILIES if re.match("nicps_(channel|training_(step|wait))_", family.name)
+]
 #: Labels that Prometheus adds.
 ITS_OWN = {"instance", "job", "le"}
 
@@ -63,7 +67,9 @@ def test_an_agent_in_a_job_exports_everything(network: Network, job: Channel) ->
     """Each metric has its help, and counts what the status does. Of control frames none was refused."""
     families = scrape(network, "h1")
     names = {family.name.removesuffix("_total") for family in FAMILIES} | {ROUND_SECONDS}
-    assert names - families.keys() <= {"nicps_training_epoch"}  # as the job's program reports it
+    # As the job's program reports it; no step of this job has a plan.
+    absent = {family.name for family in PLANNED if not family.labels} | {"nicps_training_epoch"}
+    assert names - families.keys() <= absent
     assert families.keys() <= names
     assert all(family.documentation for family in families.values())
     first = values(families)
@@ -112,6 +118,7 @@ def test_the_dashboard_shows_what_is_exported(network: Network, job: Channel) ->
             labels.setdefault(sample.name, set(ITS_OWN)).update(sample.labels)
     may_be_absent = {"nicps_training_epoch", "nicps_control_refused_total"}
     labels["nicps_control_refused_total"] = {"reason", *ITS_OWN}  # none was refused
+    labels |= {of.name: {*of.labels, *ITS_OWN} for of in PLANNED}  # no step of this job has a plan
     for title, expression, legend in dashboard_targets():
         metrics = set(re.findall(r"\bnicps_\w+", expression))
         assert metrics, title

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from tests.netns.labs import until
 from tests.netns.members import DIGITS, Network, tiny_job
 from tests.netns.test_steps import same_weights
 
@@ -120,3 +124,40 @@ def test_a_straggler_is_not_waited_for(three: Network) -> None:
         "some step was closed before all had it"
     )
     assert any(row["own_samples"] < 21 for row in run.training("h3"))
+
+
+def test_channels_are_seen(two: Network) -> None:
+    """While a job trains, `nicps status` and `nicps top` name its channels; then each host has a row a step and channel
+    in its time line."""
+    cuts = {"priorities": 3, "priority_cuts": "4,10", "bucket_mb": 0.05}
+    settings = {**SETTINGS, "rounds": 25, "micro_batches": 1, **cuts}
+    channel = two.submit("h1", tiny_job(two.folder, SLOW, "seen"), **settings)
+    try:
+
+        def channels() -> list[dict[str, Any]]:
+            status = two.status("h2") or {"activity": {}}
+            found: list[dict[str, Any]] = status["activity"].get("channels", [])
+            return found if any(each["rounds"] > 2 for each in found) else []
+
+        seen = until(channels, "rounds of channels")
+        shown = two.command("h1", "top", "--once", "--interval", "0.3").out
+        run = two.finished(channel)
+    finally:
+        channel.close()
+    assert [each["urgency"] for each in seen] == [0, 1, 2] and seen[0]["places"] > 1
+    assert all(each["bytes"] >= 1440 * each["rounds"] > 0 for each in seen)
+    line = r"^channel 2   urgency 2  \w+ +round \d of \d  [\d.]+/s  [\d.]+ k?B/s"
+    assert re.search(line, shown, re.M) and "a step" in shown, shown
+    assert run.result["channels"] == 3
+    for name in two.names:
+        text = (run.of(name) / "timeline.jsonl").read_text()
+        rows = [row for row in map(json.loads, text.splitlines()) if row["kind"] == "rounds"]
+        for number in range(3):
+            mine = [row for row in rows if row.get("channel", 0) == number]
+            assert len(mine) == 25 and {len(row["rounds"]) for row in mine} == {
+                seen[number]["places"]
+            }
+        for row in rows:
+            for offered, listed, whole, committed, last, mark in row["rounds"]:
+                assert 0 <= offered <= listed <= committed and whole <= committed
+                assert {last, mark} <= ({1, 2} if "channel" in row else {1, 2, None})

@@ -24,7 +24,7 @@ from nicps.agent.exporter import Exporter, split_address
 from nicps.agent.families import FAMILIES, ROUND_SECONDS, StatusCollector
 from nicps.errors import EnvironmentProblem, UsageProblem
 from nicps.session.messages import Status
-from tests.unit.test_top_cli import look
+from tests.unit.test_top_cli import channel, look
 
 
 class FakeLoop:
@@ -116,7 +116,11 @@ def test_the_command_says_so_in_one_line(
 def test_every_figure_has_its_name_and_its_help(served: tuple[Exporter, list[Status]]) -> None:
     of, statuses = served
     told = {"loss": 0.25, "accuracy": 0.5, "epoch": 1.5, "trained_rounds": 99}
-    statuses.append(replace(look(10.0, 100), progress=told, control_refused={"forged": 3}))
+    told |= {"step_seconds": 0.5, "wait_seconds": 0.1, "predicted_seconds": 0.4}
+    last = replace(look(10.0, 100), progress=told, control_refused={"forged": 3})
+    assert last.activity is not None
+    channels = channel(0, 70), channel(1, 90, 3)
+    statuses.append(replace(last, activity=replace(last.activity, channels=channels)))
     text = fetch(of)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     names = {family.name.removesuffix("_total") for family in FAMILIES} | {ROUND_SECONDS}
@@ -127,6 +131,16 @@ def test_every_figure_has_its_name_and_its_help(served: tuple[Exporter, list[Sta
     assert values["nicps_training_loss",] == 0.25
     assert values["nicps_member_samples_total", "h3", "3"] == 2000
     assert values["nicps_control_refused_total", "forged"] == 3
+    assert values["nicps_channel_rounds_total", "0"] == 70
+    assert values["nicps_channel_bytes_total", "1"] == 90_000
+    assert (
+        values["nicps_channel_urgency", "1"] == 1 and values["nicps_channel_open_round", "0"] == 17
+    )
+    waited = {key[1:]: value for key, value in values.items() if "channel_member_awaited" in key[0]}
+    assert len(waited) == 6 and [key for key, value in waited.items() if value] == [
+        ("1", "h3", "3")
+    ]
+    assert values["nicps_training_step_predicted_seconds",] == 0.4
     assert values["nicps_xdp_frames_total", "malformed"] == 7
     assert values["nicps_interface_bytes_total", "received"] == 100_000_000
     assert values["nicps_round_seconds_count",] == 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,30 @@ def test_a_module_waits_for_its_own_parameters_only(tmp_path: Path) -> None:
             assert not early, "a test waits for all"
         else:
             assert {"Front", "BatchNorm1d"} <= early and "Rear" not in early, step
+
+
+def test_rows_say_what_forward_has_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait has its module, and the module's channel; a step before a test has no forward pass beside it."""
+    monkeypatch.setattr(updates, "_LEAST_S", 0.0)
+    rows = checked(run(tmp_path, UrgentFirst()))[0]
+    trained = [row for row in rows if row["phase"] == "train"]
+    assert ["waits" in row for row in trained] == [True] * 3 + [False] + [True] * 3 + [False]
+    for row in trained:
+        needs = [(module, channel) for _, _, module, channel in row.get("waits", [])]
+        if needs:
+            channels = [channel for _, channel in needs if channel is not None]
+            assert needs[0] == ("0", 2) and channels[-1] == 0, "from the front to the rear"
+            assert channels == sorted(channels, reverse=True)
+        spans = [
+            (begun, ended) for begun, ended, *_ in row.get("waits", []) + row.get("updates", [])
+        ]
+        assert all(begun <= ended for begun, ended in spans)
+        inside = sorted(spans)
+        assert all(one[1] <= other[0] for one, other in pairwise(inside)), "one after the other"
+        if spans:
+            assert row["t_offer"] <= inside[0][0] + 1e-6 and inside[-1][1] <= row["t_commit"] + 1e-6
 
 
 @pytest.mark.parametrize("channels", [1, 4])

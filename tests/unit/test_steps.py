@@ -13,7 +13,7 @@ from nicps import wire
 from nicps.agent.tally import BOUNDS, Tally
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.job.actions import NoteCommit
+from nicps.job.actions import NoteCommit, NoteRound
 from nicps.job.course import Course
 from nicps.job.orders import CommitNext, SaveState, Saving
 from nicps.job.plan import Plan
@@ -22,6 +22,7 @@ from nicps.job.steps import Steps
 from nicps.protocol import Phase
 from nicps.protocol.actions import Answered, Committed
 from nicps.protocol.admission import Joiner
+from nicps.protocol.plan import ChannelPlan
 from nicps.protocol.serving import Serving
 from nicps.session.shared_form import has_steps
 from nicps.steps import Step, StepEnded, room_of
@@ -155,6 +156,18 @@ def test_a_step_of_one_round_is_counted_with_its_commit() -> None:
     test = replace(phase, kind=wire.PhaseKind.TEST)
     assert steps.commit(committed(7, 1, phase=test), mine=True, several=True)[0].test
     assert steps.trained == 1
+
+
+def test_rounds_of_a_plan_are_noted_one_by_one() -> None:
+    """The step counts with the last round of channel 0, once that is applied."""
+    plans = ChannelPlan(0, 3, (3,)), ChannelPlan(1, 2, (2,))
+    phase = replace(PHASE, sized=False, channels=plans)
+    steps, commits = Steps(), [committed(5, 1, 2, phase=phase)]
+    commits.append(replace(commits[0], channel=1))
+    for commit in commits:
+        assert steps.commit(commit, mine=True, several=True) == [NoteRound(commit)]
+    assert steps.read(5, "d") == [NoteCommit(5, False, {1: 9, 2: 9}, 2)]
+    assert steps.commit(commits[0], mine=False, several=True) == [NoteRound(commits[0])]
 
 
 def test_fragments_that_the_kernels_have_taken() -> None:

@@ -117,3 +117,11 @@ def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_a_value_of_the_result_for_people(value: object, shown: str) -> None:
     assert submit.readable(value) == shown
+
+
+def test_progress_of_a_job_with_channels_is_in_words() -> None:
+    told = {"trained_rounds": 7, "rounds_total": 9, "channels": 3, "share_compute": 0.5}
+    told |= {"step_seconds": 0.52812, "wait_seconds": 0.18, "predicted_seconds": 0.7618}
+    assert submit.progress_line(told) == (
+        "round 7/9  computing 50%  a step 0.528 s  waiting in it 0.180 s  predicted 0.762 s  channels 3"
+    )

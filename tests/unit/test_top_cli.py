@@ -22,7 +22,7 @@ from rich.console import Console
 
 from nicps import cli
 from nicps.cli.topframe import Looks, frame, members_of
-from nicps.session.activity import Activity, MemberActivity, Seconds, Traffic
+from nicps.session.activity import Activity, ChannelActivity, MemberActivity, Seconds, Traffic
 from nicps.session.messages import LastJob, Status
 from tests.unit.test_status_cli import MEMBERS, status
 
@@ -150,6 +150,46 @@ def test_what_the_training_program_reports() -> None:
     lines = shown([look(1.0, 7, progress=told)])
     assert line(lines, "round").startswith("round       7 of 9")
     assert line(lines, "training") == "training    loss 0.2500  accuracy 50.00%"
+
+
+def channel(number: int, rounds: int, *awaits: int, state: str = "sums") -> ChannelActivity:
+    """A channel of three rounds of 1,000 bytes a step."""
+    return ChannelActivity(
+        number=number,
+        urgency=number,
+        step=5,
+        round=17,
+        place=1,
+        places=3,
+        state=state,
+        awaits=awaits,
+        rounds=rounds,
+        bytes=1000 * rounds,
+    )
+
+
+def test_channels_are_named_the_most_urgent_one_first() -> None:
+    """Rates are of the looks that have the channel; a member that is often waited for is named with its part."""
+    looks = [look(at, at) for at in range(5)]
+    for at in (1, 2, 3, 4):
+        activity = looks[at].activity
+        assert activity is not None
+        late = (3,) if at > 2 else ()
+        channels = channel(0, 100 + 4 * at, 2, state="open"), channel(1, 900 + 20 * at, *late)
+        looks[at] = replace(looks[at], activity=replace(activity, channels=channels))
+    lines = shown(looks)
+    one = line(lines, "channel 1")
+    assert one == "channel 1   urgency 1  sums     round 2 of 3  20/s  20 kB/s  waits for h3 50%"
+    bulk = line(lines, "channel 0")
+    assert bulk == "channel 0   urgency 0  open     round 2 of 3  4.0/s  4 kB/s  waits for h2 100%"
+    assert lines.index(one) < lines.index(bulk)
+    assert not any(text.startswith("channel") for text in shown([look(1.0, 1)]))
+
+
+def test_a_step_of_a_plan() -> None:
+    told = {"step_seconds": 0.5581, "wait_seconds": 0.12, "predicted_seconds": None}
+    lines = shown([look(1.0, 7, progress=told)])
+    assert line(lines, "a step") == "a step      took 0.558 s  waiting 0.120 s"
 
 
 def test_without_a_job() -> None:
