@@ -84,7 +84,7 @@ def install(
     """The list of that view, as that member tells it to another, or to who has asked with that nonce."""
     members = tuple(Listed(k, mac(k), f"h{k}") for k in HOSTS)
     successor = Successor(members, frozenset(live), live[0], 0, 0, 0, 0, bytes([seed]) * 16)
-    values, entries = successor.items()
+    values, entries, channels = successor.items()
     body = wire.View(
         live=sum(1 << k - 1 for k in live),
         nonce=nonce,
@@ -95,6 +95,7 @@ def install(
         members=len(entries),
         values=1,
         step=wire.ViewStep.INSTALL,
+        channels=len(channels),
     )
-    data = wire.pack(header(0, 0), body, values, entries)
+    data = wire.pack(header(0, 0), body, values, entries, channels)
     return ethernet(mac(source), key.sign(data, mac(source)) if key is not None else data)
