@@ -18,7 +18,6 @@ from nicps.agent.served_frames import Questions, ServedLanes
 from nicps.agent.served_room import ServedRoom
 from nicps.barrier import barrier
 from nicps.dataplane import DataPlane, tags
-from nicps.dataplane.doorbell import Bell
 from nicps.errors import InterfaceDown, InterfaceUnfit, JobFailed, WireError, explain
 from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
 from nicps.protocol import KernelState, Narrow, Phase, Send, SendFragments
@@ -111,7 +110,8 @@ class Frames:
         for bell in bells:
             of = bell.tag >> 32, bell.tag & 0xFFFFFFFF
             if not bell.members and not bell.count:
-                driver.carry_out(self._hear_servers(bell))
+                if not bell.fragments:
+                    driver.carry_out(life.servers_refused(driver.now, bell.unit))
             elif not bell.count:
                 listed = bell.members, bell.unit, bell.channel
                 driver.carry_out(life.list_came(driver.now, *of, *listed))
@@ -122,12 +122,14 @@ class Frames:
                     self._timeline.note("sums", now, now, of[1])
         if any(bell.count for bell in bells):
             driver.carry_out(life.sums_came(driver.now))
+        if (
+            bells
+        ):  # also without a bell of its own: the kernel rings once, and there was perhaps no room
+            driver.carry_out(self._find_full())
 
-    def _hear_servers(self, bell: Bell) -> Sequence[Action]:
-        """A host refuses what was asked; or a parameter of the own part is near the limits."""
+    def _find_full(self) -> Sequence[Action]:
+        """A parameter of the own part may be near the limits."""
         now, life = self._driver.now, self._life
-        if not bell.fragments:
-            return life.servers_refused(now, bell.unit)
         try:
             full = self._served.find_full()
         except JobFailed as error:

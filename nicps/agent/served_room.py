@@ -40,6 +40,7 @@ class ServedRoom:
         self._told: WeightsFile | None = None  # with the own part
         self._former: list[WeightsFile] = []  # files that are not needed any more
         self._part: ServedPart | None = None
+        self._full = False  # a parameter of the part that is in use was found near the limits
         self._begins: act.BeginServing | None = None  # a phase that is prepared
         self._own: deque[tuple[SendServed, Phase, wire.Header]] = deque()
         self.versions = 0
@@ -102,6 +103,7 @@ class ServedRoom:
             self._servers.use_store(reserved)
         else:
             self._servers.use_part(reserved)
+            self._full = False
 
     def drop(self, action: act.DropServed) -> None:
         """What was reserved is not needed."""
@@ -147,8 +149,11 @@ class ServedRoom:
         return servers.made(round_, view) * listed
 
     def find_full(self) -> NearLimit | None:
-        """The parameter of the own part that is near the limits, if there is one."""
-        return self._part.find_full() if self._part is not None else None
+        """The parameter of the own part that is near the limits, if there is one: once for each part."""
+        if self._part is None or self._full or self._servers.full is None:
+            return None
+        self._full = True
+        return self._part.find_full()
 
     def descriptors(self, message: Message) -> tuple[int, ...]:
         """Of the memory that a message tells of, in the order that it promises."""

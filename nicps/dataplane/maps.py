@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,8 @@ class Maps:
         self._counters = self._view("counters", np.dtype(np.uint64))
         progress = self._view("progress", shapes["progress"])
         self._progress = progress.reshape(self._banks, limits["COUNTS"])
-        self.stripes = Stripes(fds, self._config, self._members, self._progress)
+        self._swapping = threading.Lock()  # the maps that the program uses
+        self.stripes = Stripes(fds, self._config, self._members, self._progress, self._swapping)
         self.servers: Servers | None = None
         self._slots_fd = -1
         self.accumulators_fd = -1
@@ -84,7 +86,7 @@ class Maps:
 
     def add_servers(self, fds: Mapping[str, int]) -> None:
         """The program of servers is loaded, with these further maps; as `fds` of this class."""
-        parts = self._config, self._ring, self._progress, self.quiesce
+        parts = self._config, self._ring, self._progress, self.quiesce, self._swapping
         self.servers = Servers({**self._fds, **fds}, *parts)
 
     @property
@@ -213,13 +215,17 @@ class Maps:
     def use(self, reserved: Accumulators) -> None:
         """From now on the program adds to these; counts and seen-bits start again.
 
+        But where there are servers, counts stay: pushes may be under way, and the phase in which they are may go on.
+        Those of the next phase with servers start again as it begins.
+
         Processes that have the old ones mapped keep them. Takes no fragments while it works (10 to 30 ms).
         """
         shapes, blocks = layout().records, reserved.blocks
         slots_fd, sums_fd = reserved.slots_fd, reserved.sums_fd
         with inner.disabled(self._config):
             inner.put(self._fds["slots"], slots_fd)
-            self._progress[...] = np.zeros((), self._progress.dtype)
+            if self.servers is None or not self.servers.in_use:
+                self._progress[...] = np.zeros((), self._progress.dtype)
             self._config["blocks"] = blocks
             inner.put(self._fds["accumulators"], sums_fd)
         self._release()

@@ -71,6 +71,7 @@ class Servers:
         fds: the maps' descriptors by name, those of the program of servers too; the caller keeps them open.
         config, ring, progress: views of these maps; `progress` by bank and sender.
         quiesce: returns once every program that saw the settings as they were has ended.
+        swapping: as of `Stripes`.
 
     Attributes: `part` and `store`, what the program uses; None as long as there is none. `homes`, `struct nicps_home`;
     `own` and `sums`, `struct nicps_own` and `struct nicps_stored`, the latter read-only; `taken`, read-only, numbers.
@@ -83,11 +84,12 @@ class Servers:
         ring: Records,
         progress: Records,
         quiesce: Callable[[], object],
+        swapping: threading.Lock,
     ) -> None:
         self._fds, self._config, self._ring, self._progress = fds, config, ring, progress
         self._quiesce = quiesce
         shapes = layout().records
-        self._swapping = threading.Lock()  # the maps that the program uses
+        self._swapping = swapping
         self.part: ServersPart | None = None
         self.store: ServersStore | None = None
         self.homes: Records = np.zeros(0, shapes["home"])
@@ -184,6 +186,12 @@ class Servers:
         self.own = inner.view(reserved.own_fd, shapes["own"], 1)[0]
         self.sums = inner.view(reserved.sums_fd, shapes["stored"], 1, writable=False)[0]
         self.taken = inner.view(reserved.taken_fd, np.dtype(np.uint64), 1, writable=False)[0]
+
+    @property
+    def in_use(self) -> bool:
+        """The program takes frames of servers into a part or a store."""
+        there = self.part is not None or self.store is not None
+        return there and bool(self._config["room"][0] or self._config["gather_blocks"][0])
 
     def retire(self) -> None:
         """The job is over: the program takes no frames of servers into these maps, and `release` frees them."""

@@ -63,6 +63,7 @@ class Stripes:
     Args:
         fds: the loaded maps' descriptors by name; the caller keeps them open as long as this lives.
         config, members, progress: views of these maps; `progress` by bank, and in it by sender and channel.
+        swapping: held while the program gets other maps, by `Servers` too: some are of both.
 
     Attributes: `areas`, each channel's part of a bank. `room`, fragments of a bank of `own` and of `sums`; `places`,
     blocks of a bank of the own stripe, which has `BLOCK_SLOTS` places for each; both are of all channels, and 0 as long
@@ -73,13 +74,18 @@ class Stripes:
     """
 
     def __init__(
-        self, fds: Mapping[str, int], config: Records, members: Records, progress: Records
+        self,
+        fds: Mapping[str, int],
+        config: Records,
+        members: Records,
+        progress: Records,
+        swapping: threading.Lock,
     ) -> None:
         self._fds, self._config, self._members, self._progress = fds, config, members, progress
         shapes, limits = layout().records, layout().limits
         self._banks, self._each = limits["BANKS"], limits["BLOCK_SLOTS"]
         self.areas = Areas(fds, config)
-        self._swapping = threading.Lock()  # the maps that the program uses
+        self._swapping = swapping
         self.own_fd = self.sums_fd = self.blocks_fd = self._gathers_fd = -1
         self.room = self.places = 0
         self.own: Records = np.zeros((self._banks, 0), shapes["own"])

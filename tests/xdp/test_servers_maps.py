@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.stripes import LANES, MACS, NATIVE, NETWORK
 VIEW, ROUND, WIDTH = 7, 3, 16
 #: Of the vector: push fragments, fragments of parameters; the own part is the first three.
 PUSHES, ROOM, PART = 6, 11, 3
+_LOOKUP = 1  # BPF_MAP_LOOKUP_ELEM
 
 
 class Host:
@@ -198,6 +201,47 @@ def test_released_maps_are_given_back(host: Host) -> None:
 # ---- phases and rounds
 
 
+def has_inner(host: Host, outer: str) -> bool:
+    key, value = ctypes.create_string_buffer(bytes(4), 4), ctypes.create_string_buffer(4)
+    places = ctypes.addressof(key), ctypes.addressof(value)
+    try:
+        bpf._bpf(_LOOKUP, "map lookup", bpf._attr("I4xQQQ", host.loaded.maps[outer], *places, 0))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def test_the_job_before_gives_its_maps_back_as_the_next_one_gets_its_own(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had stripes: two maps are of both. Their release, in a thread, waits for what is going on."""
+    stripes, given = host.maps.stripes, servers.inner.put
+    host.servers.retire()
+    stripes.use(stripes.reserve(ROOM))
+    stripes.retire()
+    thread = threading.Thread(target=stripes.release)
+
+    def put(outer: int, inner: int) -> None:
+        given(outer, inner)
+        if not thread.ident:
+            thread.start()
+            thread.join(0.3)
+
+    monkeypatch.setattr(servers.inner, "put", put)
+    host.servers.use_store(host.servers.reserve_store(ROOM, PUSHES))
+    thread.join(5.0)
+    assert has_inner(host, "own") and has_inner(host, "sums")
+
+
+def test_accumulators_for_a_phase_that_does_not_come_lose_no_push(host: Host) -> None:
+    """A server prepares for a hand-out, and the view changes: the phase with servers goes on."""
+    host.push(0)
+    host.maps.allocate(1)
+    for index in (1, 2):
+        host.push(index)
+    assert host.servers.version == (ROUND, 1)
+
+
 def test_rounds(host: Host) -> None:
     """The version begins at 0 in each; what a round with a list has come to is in the parameters then."""
     servers = host.servers
@@ -341,8 +385,9 @@ def test_what_is_acknowledged(host: Host) -> None:
 
 
 def test_before_there_is_anything(loaded: Host) -> None:
-    parts = loaded.maps._config, loaded.maps._ring, loaded.maps._progress
-    servers = Servers({**loaded.loaded.maps, **loaded.beside.maps}, *parts, loaded.maps.quiesce)
+    maps = loaded.maps
+    parts = maps._config, maps._ring, maps._progress, maps.quiesce, maps._swapping
+    servers = Servers({**loaded.loaded.maps, **loaded.beside.maps}, *parts)
     assert servers.parameters().size == 0 and servers.part is servers.store is None
     assert (
         servers.missing_parameters(1, 0, 0, 4) == servers.missing_acknowledgements(1, 0, 0, 4) == []
