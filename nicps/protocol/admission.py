@@ -72,12 +72,15 @@ class Admission:
             stage = wire.Stage.NOTHING
         elif (host.state is NodeState.STANDBY and not membership.busy) or (
             call.view == host.view.number
+            and source == host.view.members[host.view.lead - 1].mac
             and host.number in membership.learners
             and not self._departure.leaving
         ):
             return self._on_call_back(now, call.nonce, frame.tail.decode(errors="replace"))
         elif host.is_member and membership.precedes(call.view, call.ballot, source):
-            stage = self._stage_as_member  # it will tell us that we have been evicted (R19)
+            # If this host has been evicted it is told so (R19), and answers the next call. Otherwise the call is of
+            # another network, which has no claim to it.
+            stage = wire.Stage.ASKS
         else:
             return []
         return [self._answer(call.nonce, stage)]

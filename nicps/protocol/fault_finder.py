@@ -46,12 +46,14 @@ class FaultFinder:
     def _find_fault(self, now: float, found: list[NoProgress]) -> Steps:
         """Of the full members that stay, the lowest proposes to go on without the one at fault.
 
-        If it may be the network, the lead is told instead.
+        The k-th does at its k-th verdict: those before it may have heard other reports. If it may be the network, the
+        lead is told instead.
         """
         evicted = frozenset(one.evicted for one in found if one.evicted)
         ring, host = self._rings.current, self._host
         if evicted and ring is not None and self._standstill.blames_network(ring.phase):
             told = [one for one in found if not one.evicted]
             return [*told, *self._give_up(found[-1].round)]
-        lowest = min(host.view.live - self._membership.learners - evicted, default=0)
-        return [*found, *(self._membership.evict(now, evicted) if lowest == host.number else [])]
+        staying = sorted(host.view.live - self._membership.learners - evicted)
+        acts = host.number in staying[: self._standstill.verdicts]
+        return [*found, *(self._membership.evict(now, evicted) if acts else [])]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -26,6 +27,8 @@ from nicps.protocol.standing import LEARNS, Place, Standing
 from nicps.protocol.view import Successor, View
 from nicps.protocol.view_change import ViewChange
 
+#: So often a member may be suspected in one round, and stay as it answers.
+_SUSPICIONS = 8
 _MOST_VIEWS = 1 << 31  # a larger number is not one that a network can have come to
 
 
@@ -74,6 +77,10 @@ class Membership:
         self._nonce = nonce
         self._last: Installation | None = None  # of the job before, which has ended
         self._leavers: dict[int, int] = {}  # number -> how often it has said so
+        self._suspected: tuple[int, Counter[int]] = (
+            0,
+            Counter(),
+        )  # in an open round: how often, by number
 
     @property
     def changing(self) -> bool:
@@ -100,9 +107,19 @@ class Membership:
     # ---- the next view
 
     def suspect(self, now: float, number: int) -> Steps:
-        """R17: that member is silent. If it answers in time it stays."""
-        if self.view_change is None:
+        """R17: that member is silent. If it answers in time it stays.
+
+        But where nothing comes of that, again and again, a path between two members is broken, and it must go.
+        """
+        if self.view_change is None or self.changing:
             return []
+        round_, times = self._suspected
+        if round_ != self._rings.open_round:
+            times = Counter()
+            self._suspected = self._rings.open_round, times
+        times[number] += 1
+        if times[number] > _SUSPICIONS:
+            return self.evict(now, frozenset({number}))
         return self._follow(now, self.view_change.suspect(now, self._place(), number))
 
     def evict(self, now: float, numbers: frozenset[int]) -> Steps:
@@ -224,12 +241,16 @@ class Membership:
         installation = Installation(view, base, successor, {me}, nonces, self._timings)
         if me in successor.live:
             steps = self._install(now, me, successor, installation)
-            self.announcing = True
-            return steps
-        steps = installation.tick(now)  # the others can do without us: they have the list now
-        steps += self.leave_view("the others have gone on without it")
+            if self._host.is_member:
+                self.announcing = True
+                return steps
+        else:
+            steps = self.leave_view("the others have gone on without it")
         self.installation = installation  # perhaps nobody else who is left knows of it
-        return steps
+        return [
+            *installation.tick(now),
+            *steps,
+        ]  # the others can do without us: they have the list now
 
     def on_install(self, now: float, source: bytes, frame: wire.Frame) -> Steps:
         """R3, R18: a list is in force; R19: or this host has been evicted."""

@@ -150,6 +150,11 @@ class Standstill:
     def _have_worked(self, exchange: Exchange, hosts: frozenset[bytes]) -> bool:
         return any(e == exchange and hosts <= proven for e, proven in self._proven)
 
+    @property
+    def verdicts(self) -> int:
+        """How often this member has judged since there are reports."""
+        return self._judged
+
     def excuse(self, round_: int) -> None:
         """A member lacks sums of that round because a switch does not answer: that is not for a member to go for."""
         self._excused = self._host.view.number, round_

@@ -93,6 +93,7 @@ class ViewChange:
         self._successor: Successor | None = None
         self._proposal: _Proposal | None = None
         self._take_over_at = math.inf
+        self._progress_at = 0.0  # when the proposal that is followed here was news
         self._frozen_at: float | None = None
         self._met: dict[int, float] = {}  # since then: when a member was heard last
         self._cut_reported = False
@@ -169,6 +170,8 @@ class ViewChange:
         steps: Steps = []
         if body.nonce:
             self.nonces[sender] = body.nonce
+        if order != self.promised or (accept and order != self._accepted):
+            self._progress_at = now
         if order != self.promised:
             self.promised = order
             self._proposal = None
@@ -176,8 +179,12 @@ class ViewChange:
         self._met[sender] = now
         if accept:
             self._accepted, self._successor = order, successor
-        rank = self.view.rank_after(sender, self.number)
-        self._take_over_at = now + (rank + 1) * self._takeover_s
+        # A proposer that repeats itself may hear nobody. It waits longest where nobody who promises has the state.
+        timings = self._timings
+        patience = timings.state_s if place.standing.learns else timings.cut_s
+        if now <= self._progress_at + patience:
+            rank = self.view.rank_after(sender, self.number)
+            self._take_over_at = now + (rank + 1) * self._takeover_s
         return [*steps, self._vote(place, body.step, body.ballot, source)]
 
     def on_vote(self, now: float, place: Place, sender: int, frame: wire.Frame) -> Steps:

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.protocol import Committed, Member, Phase, Timings, View
+from nicps.protocol.actions import NoProgress
+from nicps.protocol.fault_finder import FaultFinder
 from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.membership import Membership
+from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.progress import Standstill
+from nicps.protocol.rings import Rings
 from nicps.protocol.serving import Serving
-from nicps.protocol.signals import Lacking
+from nicps.protocol.signals import Lacking, Steps
+from tests.rooms import NoKernel
 
 pytestmark = pytest.mark.unit
 
@@ -103,3 +110,32 @@ def test_only_workers_judge_a_server() -> None:
             told = found.hear(now, Lacking(7, worker, {2: 9}), (), served)
             blamed |= {one.evicted for one in told if one.evicted}
     assert blamed == {2}
+
+
+class _Evictions:
+    """A membership without learners: what it is asked for, by the number of the host that asks."""
+
+    learners: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.asked: list[frozenset[int]] = []
+
+    def evict(self, now: float, numbers: frozenset[int]) -> Steps:
+        self.asked.append(numbers)
+        return []
+
+
+@pytest.mark.parametrize(("number", "verdicts"), [(1, 1), (2, 2), (4, 3)])
+def test_who_stays_acts_in_turn(number: int, verdicts: int) -> None:
+    """The lowest of those that stay has perhaps heard other reports, and accuses itself or nobody."""
+    seen = view(1, 2, 3, 4)
+    _, host = standstill(seen, number)
+    rings, evictions = Rings(host, NoKernel(), TIMINGS, AdaptiveTimeout(TIMINGS)), _Evictions()
+    finder, found = FaultFinder(host, rings, cast(Membership, evictions), TIMINGS), 0
+    for turn in range(200):
+        for reporter in (1, 2):
+            steps = finder.hear(0.1 * turn, Lacking(7, reporter, {3: 40}))
+            found += sum(isinstance(step, NoProgress) and step.evicted == 3 for step in steps)
+        if evictions.asked:
+            break
+    assert evictions.asked[0] == frozenset({3}) and found == verdicts
