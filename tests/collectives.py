@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nicps.collective import Group, GroupClosed
 from nicps.collective.lanes import fragments_of
 from nicps.session.lanes import LaneFormat
+from nicps.session.shared_form import ChannelPlan
 from nicps.session.sized import Outcome, Rest, Round, Vector
 from nicps.session.stripes import stripe
 from nicps.wire import MAX_SHIFT, NOT_FINITE, sized_samples
@@ -72,10 +73,12 @@ class Drawn:
             return (found + 1j * random.standard_normal(self.length)).astype(np.complex64)
         return found.astype(self.type)
 
-    def call(self, group: Group) -> Future[Any]:
+    def call(self, group: Group, channel: int = 0) -> Future[Any]:
         """Make it."""
         vector, dtype = self.vector(group.rank), self.type
-        named: dict[str, Any] = {"dtype": dtype} if dtype == "bfloat16" else {}
+        named: dict[str, Any] = {"channel": channel}
+        if dtype == "bfloat16":
+            named["dtype"] = dtype
         match self.what:
             case "all_reduce":
                 return group.all_reduce(vector, self.operation, **named)
@@ -88,7 +91,7 @@ class Drawn:
             case "all_gather":
                 return group.all_gather(vector, **named)
             case _:
-                return group.barrier()
+                return group.barrier(channel=channel)
 
     def needs(self) -> set[int]:
         """The ranks without which there is no result."""
@@ -380,11 +383,17 @@ class ThreadLink:
         self._meeting, self._round = meeting, first
         self.closed = ""
         self.admits = False
+        self.plan = (ChannelPlan(0, (meeting.room,)),)
 
     @classmethod
     def late(cls, meeting: Meeting, number: int) -> ThreadLink:
         """Of a member that comes in late, or back."""
         return cls(meeting, number, meeting.come_in(number))
+
+    def of(self, channel: int) -> ThreadLink:
+        """Its only channel."""
+        assert not channel
+        return self
 
     @property
     def is_over(self) -> bool:

@@ -143,6 +143,14 @@ def add_parser(subparsers: Any) -> None:
         help="send frames with an 802.1p tag, whose priority switches may heed; hosts take frames with and without one."
         " Some switches drop frames with a tag: `nicps doctor --network` tells (docs/own-network.md)",
     )
+    parser.add_argument(
+        "--urgent-share",
+        type=float,
+        default=Timings().urgent_share,
+        metavar="SHARE",
+        help="in a group with channels: the part of the time that this host's urgent rounds may take while less urgent"
+        " ones are under way, above 0 and at most 1 (%(default)s)",
+    )
     parser.set_defaults(func=run)
 
 
@@ -160,6 +168,17 @@ def group_address(text: str) -> bytes:
             f" {wire.mac_text(wire.GROUP)}, not {text!r}"
         )
     return address
+
+
+def urgent_share(value: float) -> float:
+    """A part of the time.
+
+    Raises:
+        UsageProblem: it is none.
+    """
+    if not 0 < value <= 1:
+        raise UsageProblem(f"--urgent-share is above 0 and at most 1, not {value:g}")
+    return value
 
 
 def shape_rate(text: str | None) -> int | None:
@@ -213,6 +232,7 @@ def _serve(args: argparse.Namespace, interrupts: list[int]) -> int:
             silence_s=args.silence,
             silence_most_s=max(args.silence, Timings().silence_most_s),
             alone=args.go_on_alone,
+            urgent_share=urgent_share(args.urgent_share),
         ),
         **({"name": args.name} if args.name else {}),
     )

@@ -9,11 +9,14 @@ errors.py     what a call or a group can fail with
 kinds.py      types of numbers, and what can be done with them
 lanes.py      numbers as lanes of fragments, and back
 feedback.py   the same in narrow lanes, with what rounding leaves over
-link.py       the connection to the agent: rounds
+link.py       the connection to the agent: rounds on each channel
 store.py      keys and values that the members share
 rounds.py     vectors of any length in rounds, the same list of members in all of them
 calls.py      what is called, and how it is done in rounds
-group.py      the members, and the thread that carries calls out in order
+attempts.py   a call, begun again as members leave in its middle
+channels.py   a thread for each channel, which carries calls out in order
+operations.py  the calls, as a program makes them
+group.py      the members, and calls of all on all channels
 admission.py  members that come late, or come back
 """
 

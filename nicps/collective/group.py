@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of programs on the hosts of a network, and its calls, which a thread carries out in their order."""
+"""A group of programs on the hosts of a network, and its calls. On each channel a thread carries them out in order."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -15,32 +14,29 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from nicps.collective.admission import Admission, Place, admit
-from nicps.collective.calls import Average, Barrier, Broadcast, Call, Gather, Reduce
-from nicps.collective.errors import (
-    CallMismatch,
-    CollectiveFailed,
-    GroupClosed,
-    MemberLost,
-    UnderWay,
-)
-from nicps.collective.kinds import Array, Kind
+from nicps.collective.attempts import carried_out
+from nicps.collective.calls import Barrier, Call, Gather
+from nicps.collective.channels import Workers, plan_of
+from nicps.collective.errors import CollectiveFailed, GroupClosed, UnderWay
+from nicps.collective.kinds import Kind
+from nicps.collective.lanes import PER_FRAGMENT
 from nicps.collective.link import Link
-from nicps.collective.rounds import Attempt, Changed, Differs, Ranks
+from nicps.collective.operations import Operations
+from nicps.collective.rounds import Attempt, Ranks
 from nicps.collective.store import Store
-from nicps.errors import NicpsError, UsageProblem
-from nicps.session.lanes import F32
+from nicps.errors import UsageProblem
+from nicps.session.shared_form import ChannelPlan
+from nicps.wire import MOST_SIZED
 
 R = TypeVar("R")
-_TEXT_BYTES = 200  # of what a member says that it has called
 _FAILED = "the program has failed"
 _END_LIMIT_S = 5.0  # for the thread to end after that
 DEFAULT_TIMEOUT_S = 1800.0
-#: Widths in bits, by name.
-LANES = {"i8": 8, "i16": 16, "i32": 32}
 
 
-class Group:
-    """Programs on several hosts, one on each. Calls can come from any thread; their order must be the same everywhere.
+class Group(Operations):
+    """Programs on several hosts, one on each. Calls can come from any thread; on each channel their order must be the
+    same everywhere.
 
     Args:
         link: None at a program that comes late.
@@ -51,7 +47,7 @@ class Group:
     `world`, the size that the group has begun with. `late`: it is under way, and this program is not in it before
     its first `admit`; rank and size may be others then. `lost`, the ranks that have left since. `changes`, how often
     members have left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries
-    out calls.
+    out calls. `channels`, how many there are; only `plan` changes that.
     """
 
     def __init__(
@@ -65,12 +61,12 @@ class Group:
         self._link = link
         self._wanted, self._come_in = rank, come_in
         self._timeout_s = timeout_s
-        self._queue: queue.SimpleQueue[tuple[Callable[[], Any] | None, Future[Any]]] = (
-            queue.SimpleQueue()
-        )
+        self.channels = 1
         self.on_loss: Callable[[tuple[int, ...]], None] | None = None
         self.lost: tuple[int, ...] = ()
         self.changes = 0
+        self._closed = self._failed = False
+        self._lock = threading.Lock()  # of what the threads of several channels and callers change
         if link is not None:
             self._ranks = self._agree_on_ranks(link, rank)
             self.rank = self._ranks.numbers.index(link.number)
@@ -80,10 +76,7 @@ class Group:
             self._ranks = Ranks((0,) * size, ("",) * size)
         self.size, self.names = self._ranks.size, self._ranks.names
         self.world = self.size
-        self._closed = self._failed = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="nicps-collective", daemon=True)
-        self._thread.start()
+        self._workers = Workers(self._note_failure)
 
     @classmethod
     def form(
@@ -96,6 +89,8 @@ class Group:
         forming_s: float = 300.0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         late: bool = False,
+        urgencies: Sequence[int] | None = None,
+        rooms: Sequence[int] | None = None,
     ) -> Self:
         """Wait until the programs of all members are there.
 
@@ -106,15 +101,22 @@ class Group:
             socket: the agent's; default: NICPS_SOCKET, or `@nicps`.
             forming_s: how long to wait for the others.
             timeout_s: how long a call waits for the others.
-            late: where the group is under way already, come in at the first `admit`.
+            late: where the group is under way already, come in at the first `admit`; then its channels are those of
+                the group.
+            urgencies, rooms: of several channels, as for `plan`, the same at all members.
 
         Raises:
             UnderWay: the group is under way already.
             NetworkProblem: no agent is there, or the others have not come.
-            UsageProblem: the ranks or the size cannot be meant.
+            UsageProblem: the ranks, the size or the channels cannot be meant.
+            CallMismatch: the members have given different channels.
         """
         if not 0 <= size <= 64:
             raise UsageProblem(f"a group has 1 to 64 members, not {size}")
+        if rooms is not None and urgencies is None:
+            raise UsageProblem("a group with rooms= needs urgencies=, one for each channel")
+        if urgencies is not None:
+            plan_of(urgencies, rooms, PER_FRAGMENT, MOST_SIZED)  # refused before others wait for it
         come_in = partial(Link.form, name, size, socket, timeout_s, late=True)
         try:
             link = Link.form(name, size, socket, forming_s)
@@ -122,10 +124,16 @@ class Group:
             if not late:
                 raise
             return cls(None, rank, timeout_s, come_in, found.members)
+        group: Self | None = None
         try:
-            return cls(link, rank, timeout_s, come_in)
-        except BaseException:
+            group = cls(link, rank, timeout_s, come_in)
+            if urgencies is not None:
+                group.plan(urgencies, rooms).result()
+            return group
+        except BaseException as error:
             link.close("it could not begin")
+            if group is not None:
+                group.__exit__(type(error))
             raise
 
     @property
@@ -176,114 +184,51 @@ class Group:
         order = [asked.index(k) for k in range(len(numbers))]
         return Ranks(tuple(numbers[k] for k in order), tuple(names[k] for k in order))
 
-    # ---- calls
+    # ---- calls of all members on all channels
 
-    def all_reduce(
-        self, vector: Array, operation: str = "sum", *, dtype: str | None = None
-    ) -> Future[Array]:
-        """The operation over all members' vectors, (n,).
+    def plan(self, urgencies: Sequence[int], rooms: Sequence[int] | None = None) -> Future[None]:
+        """Let the group have these channels from now on: a call of all members, after all their calls on any channel.
 
-        Args:
-            vector: (n,), not changed by the call, and by nobody else until it is done.
-            dtype: "bfloat16", for a vector of uint16 that holds such numbers.
-        """
-        return self._reduce(vector, operation, dtype)
-
-    def average(self, vector: F32, residual: F32, *, lane: str = "i8") -> Future[F32]:
-        """The mean of all members' vectors, in place, in narrow lanes with error feedback.
-
-        A mean is over the members that were counted. Where the vector takes several rounds and a member is lost in
-        between, each part of it is the mean over those counted in its round, the same at all members. Fragments in
-        which a number of some member or a sum is not finite are NaN at all of them.
+        Calls on them can be made at once; they wait for it.
 
         Args:
-            vector: float32 (n,), contiguous. The result takes its place.
-            residual: float32 (n,), contiguous: what rounding has left over so far, zeros at first. It is added to the
-                vector, and what is left over now takes its place. Nobody else may read or write it meanwhile.
-            lane: "i8", "i16" or "i32".
+            urgencies: of each channel, 0 to 7: what has a larger one goes first.
+            rooms: numbers of 32 bits in a round of each channel, at most; longer vectors take several. Default: equal
+                parts of what the group has room for.
+
+        Raises:
+            UsageProblem: there cannot be such channels.
         """
-        if lane not in LANES:
-            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
-        for name, each in (("vector", vector), ("residual", residual)):
-            flags, fits = each.flags, each.shape == (len(vector),) and each.dtype == np.float32
-            if not (fits and flags.c_contiguous and flags.writeable):
-                raise UsageProblem(
-                    f"average: the {name} must be writable float32 ({len(vector):,},) in one piece, not {each.dtype}"
-                    f" {each.shape}"
-                )
-        return self._call(Average(Kind.of(vector), vector, residual, LANES[lane]))
-
-    def reduce(
-        self, vector: Array, root: int, operation: str = "sum", *, dtype: str | None = None
-    ) -> Future[Array | None]:
-        """The same, of which only the root gets the result."""
-        self._check_rank(root)
-        return self._reduce(vector, operation, dtype, root=root)
-
-    def reduce_scatter(
-        self, vector: Array, operation: str = "sum", *, dtype: str | None = None
-    ) -> Future[Array]:
-        """The same, of which each member gets the part of its rank; `vector` is (size * n,), and the result (n,)."""
-        if vector.size % self.size:
-            raise UsageProblem(
-                f"reduce_scatter: {vector.size:,} numbers cannot be dealt out to {self.size} members"
-            )
-        return self._reduce(vector, operation, dtype, scatter=True)
-
-    def _reduce(
-        self,
-        vector: Array,
-        operation: str,
-        dtype: str | None,
-        root: int | None = None,
-        *,
-        scatter: bool = False,
-    ) -> Future[Any]:
-        kind, flat = _operand(vector, dtype)
-        kind.check(operation)
-        return self._call(Reduce(kind, flat, operation, self.size, self.rank, root, scatter))
-
-    def broadcast(self, vector: Array, root: int, *, dtype: str | None = None) -> Future[Array]:
-        """The root's vector, (n,); those of the others only say how long it is.
-
-        The future raises MemberLost if the root has left.
-        """
-        self._check_rank(root)
-        kind, flat = _operand(vector, dtype)
-        return self._call(Broadcast(kind, flat, root, self.rank))
-
-    def all_gather(self, vector: Array, *, dtype: str | None = None) -> Future[Array]:
-        """All members' vectors, (size, n), by rank. The future raises MemberLost if one has left."""
-        kind, flat = _operand(vector, dtype)
-        return self._call(Gather(kind, flat, self.size))
-
-    def barrier(self) -> Future[None]:
-        """All members that are left have called it."""
-        empty = np.zeros(0, np.uint8)
-        return self._call(Barrier(Kind.of(empty), empty))
+        link = self._link
+        limit = link.room if link is not None else MOST_SIZED
+        plan = plan_of(urgencies, rooms, PER_FRAGMENT, limit)
+        with self._lock:
+            self._check_open()
+            self.channels = len(plan)
+            return self._workers.put_together(partial(self._plan, plan))
 
     def admit(self) -> Future[Admission]:
         """Take in the programs that wait for it, at a point that all members choose; a late one comes in here.
 
+        It comes after all calls on any channel that were made before, and before all that are made later.
         Ranks, size and names may be others once it is done: make no other call before. The future raises MemberLost at
         a late one, if all others are lost; NetworkProblem, if the group is over.
         """
-        return self._put(self._admit)
-
-    def _check_rank(self, root: int) -> None:
-        if not 0 <= root < self.size:
-            raise UsageProblem(f"there is no rank {root}: the group has {self.size} members")
-
-    def _call(self, call: Call) -> Future[Any]:
-        return self._put(partial(self._carry_out, call))
-
-    def _put(self, work: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
         with self._lock:
-            if self._closed:
-                raise GroupClosed("the group is closed")
-            self._queue.put((work, future))
-        return future
+            self._check_open()
+            return self._workers.put_together(self._admit)
+
+    def _call(self, call: Call, channel: int) -> Future[Any]:
+        with self._lock:
+            self._check_open()
+            if type(channel) is not int or not 0 <= channel < self.channels:
+                have = "one channel, 0" if self.channels == 1 else f"{self.channels} channels"
+                raise UsageProblem(f"there is no channel {channel!r}: the group has {have}")
+            return self._workers.put(channel, partial(self._carry_out, call, channel))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GroupClosed("the group is closed")
 
     # ---- the end
 
@@ -296,8 +241,9 @@ class Group:
             if self._closed:
                 return
             self._closed = True
-            self._queue.put((None, Future()))
-        self._thread.join()
+            self._workers.put_together(self._end)
+            self._workers.end()
+        self._workers.join()
 
     def __enter__(self) -> Self:
         return self
@@ -311,36 +257,43 @@ class Group:
             failed, self._closed = not self._closed, True
             if failed:
                 self._failed = True
-                self._queue.put((None, Future()))
+                self._workers.put_together(self._end)
+                self._workers.end()
         link = self._link
         if link is not None and failed:
             link.abandon(_FAILED)
-            self._thread.join(_END_LIMIT_S)
+            self._workers.join(_END_LIMIT_S)
 
-    # ---- the thread
+    # ---- in the threads
 
-    def _work(self) -> None:
-        while True:
-            work, future = self._queue.get()
-            if work is None:
-                self._end()
-                return
-            if not future.set_running_or_notify_cancel():
-                # The others wait for it.
-                future = Future()
-            try:
-                future.set_result(work())
-            except NicpsError as error:
-                future.set_exception(error)
-            except Exception as error:
-                if self._link is not None:
-                    self._link.close(f"a call has failed: {error!r}")
-                future.set_exception(error)
+    def _note_failure(self, error: Exception) -> None:
+        if self._link is not None:
+            self._link.close(f"a call has failed: {error!r}")
 
-    def _carry_out(self, call: Call) -> Any:
+    def _carry_out(self, call: Call, channel: int) -> Any:
         if self._link is None:
             return call.alone()
-        return self._attempt(call.carry_out, call.text, self._ranks)
+        return self._attempt(call.carry_out, call.text, self._ranks, channel=channel)
+
+    def _plan(self, plan: tuple[ChannelPlan, ...]) -> None:
+        """As `plan`, in the thread."""
+        link, deadline = self._link, time.monotonic() + self._timeout_s
+        if link is None:
+            return
+        said = ", ".join(f"{each.urgency} ({each.rounds[0]:,} fragments)" for each in plan)
+        try:
+            link.plans = plan if link.plan != plan else ()
+            self._attempt(
+                lambda each: each.add_words(np.zeros(1, np.int32)),
+                f"plan of channels of urgency {said}",
+                self._ranks,
+            )
+            link.await_plan(plan, deadline)
+        except BaseException:
+            self.channels = len(link.plan)
+            raise
+        finally:
+            link.plans = ()
 
     def _admit(self) -> Admission:
         """As `admit`, in the thread."""
@@ -364,8 +317,9 @@ class Group:
         self._link, self._ranks, self.world = link, table.ranks, table.world
         self.rank = table.ranks.numbers.index(link.number)
         self.size, self.names = table.ranks.size, table.ranks.names
+        self.channels = len(link.plan)
         self.changes += bool(admission.ranks)
-        self._note_lost(table.ranks.of(here))
+        self._note_lost(table.ranks.of(here), anew=True)
         return admission
 
     def _make_link(self) -> Link:
@@ -382,53 +336,35 @@ class Group:
         text: str,
         ranks: Ranks,
         coming: Link | None = None,
+        *,
+        channel: int = 0,
     ) -> R:
-        """Begin again for as long as members leave in the middle.
+        """Carry a call out.
 
         Args:
             coming: the link of an `admit`: that says itself who is lost.
         """
-        deadline = time.monotonic() + self._timeout_s
         link = coming or self._link
         assert link is not None
-        while True:
-            attempt = Attempt(link, text, ranks, deadline)
+        if channel >= len(link.plan):
+            raise UsageProblem(f"there is no channel {channel}: the plan has not come into force")
+        note = self._note_lost if coming is None else _ignore
+        deadline = time.monotonic() + self._timeout_s
+        return carried_out(link.of(channel), carry_out, text, ranks, deadline, note)
+
+    def _note_lost(self, here: tuple[int, ...], *, anew: bool = False) -> None:
+        """Only these are left; or, `anew`, are there."""
+        with self._lock:
+            before = set(self.lost)
+            lost = set(range(self._ranks.size)).difference(here)
+            more = lost - before
+            self.lost = tuple(sorted(lost if anew else lost | before))
+            self.changes += bool(more)
+        if more and self.on_loss is not None:
             try:
-                result = carry_out(attempt)
-            except Changed:
-                continue
-            except Differs:
-                raise self._explain(link, text, ranks, deadline) from None
-            except MemberLost:
-                self._note_lost(attempt.counted)
-                raise
-            if coming is None:
-                self._note_lost(attempt.counted)
-            return result
-
-    def _explain(self, link: Link, text: str, ranks: Ranks, deadline: float) -> CallMismatch:
-        """All members know that they have called different things: each says what."""
-        said = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)
-        attempt = Attempt(link, "what was called", ranks, deadline)
-        rows = attempt.gather(said)
-        by_text: dict[str, list[str]] = {}
-        for rank in attempt.counted:
-            told = rows[rank].tobytes().rstrip(b"\0").decode(errors="replace")
-            by_text.setdefault(told, []).append(f"{ranks.names[rank]} (rank {rank})")
-        calls = "; ".join(f"{', '.join(who)}: {told}" for told, who in by_text.items())
-        return CallMismatch(f"the members have called different things: {calls}")
-
-    def _note_lost(self, here: tuple[int, ...]) -> None:
-        lost = tuple(rank for rank in range(self._ranks.size) if rank not in here)
-        more = set(lost) - set(self.lost)
-        self.lost = lost
-        if more:
-            self.changes += 1
-            if self.on_loss is not None:
-                try:
-                    self.on_loss(lost)
-                except Exception:  # the script's own mistake must cost no member
-                    traceback.print_exc()
+                self.on_loss(self.lost)
+            except Exception:  # the script's own mistake must cost no member
+                traceback.print_exc()
 
     def _end(self) -> None:
         link = self._link
@@ -446,6 +382,5 @@ class Group:
             link.close(str(error))
 
 
-def _operand(vector: Array, dtype: str | None) -> tuple[Kind, Array]:
-    kind = Kind.of(vector, dtype)
-    return kind, np.ascontiguousarray(vector).reshape(-1)
+def _ignore(_: tuple[int, ...]) -> None:
+    pass

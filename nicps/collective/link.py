@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's connection to its agent: one round after the other, each of its own size."""
+"""A member's connection to its agent: rounds of any size, on each channel one after the other."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 from nicps.collective.errors import CallTimeout, GroupClosed, UnderWay
 from nicps.collective.lanes import PER_FRAGMENT, fragments_of
 from nicps.collective.store import Store
-from nicps.errors import JobFailed, NetworkProblem
+from nicps.errors import NetworkProblem
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
+from nicps.session.mailbox import Mailbox
 from nicps.session.messages import Error, JoinGroup
-from nicps.session.sized import Round, SizedRounds, Vector
+from nicps.session.planned import PlannedRounds
+from nicps.session.shared_form import ChannelPlan
+from nicps.session.sized import Round, Vector
 
 M = TypeVar("M", bound=Message)
 _ANSWER_S = 10.0  # beyond the agent's own limit
@@ -27,28 +31,37 @@ _GOODBYE_S = 5.0
 
 
 class Link:
-    """Not for use from several threads, but for `abandon`.
+    """Each channel may be another thread's. What concerns all of them is done once each of their threads that is in an
+    exchange has come to the same point (`_take_turn`), since it may exchange the memory of all.
 
     Attributes: `number` of this member; `names` of the hosts, by number; `live`, the members that are left, as far as
-    this program was told. `room`: fragments of a round at most, with lanes of 32 bits. `admits`: before the round that
-    follows the next one, the lead takes in hosts that wait. `store`, which the members share, is for any thread.
+    this program was told. `room`: fragments of all channels' rounds together, at most, with lanes of 32 bits. `plan`:
+    the channels in force. `admits`: before the round that follows the next one of channel 0, the lead takes in hosts
+    that wait; `plans`: it opens a phase with that plan. `store`, which the members share, is for any thread.
     """
 
     def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
         self._channel = channel
+        there = channel.fileno(), lambda: channel.wait(0.0), self._receive
+        self._mail = Mailbox(*there, self._note)
         self.store: Store | None = None
         self.number = welcome.number
         self.names = {member.number: member.name for member in welcome.members}
         self.admits = False
+        self.plans: tuple[ChannelPlan, ...] = ()
         self.live = frozenset(self.names)
         self.room = int(welcome.settings["room"])
-        self._rounds: SizedRounds | None = None
-        self._round = 0
+        self.plan: tuple[ChannelPlan, ...] = (ChannelPlan(0, (self.room,)),)
+        self._rounds: PlannedRounds | None = None
+        self._open = [0]  # the round of each channel that this program is to offer next
         self._leads = False
-        self._decided: shared_form.Decide | None = None  # of the round that was committed last
+        self._decided: dict[int, shared_form.Decide] = {}  # of each channel's last round
         self._lost = ""  # why the group is over
-        self._closing = threading.Lock()
-        self._closed = False
+        self._turns = threading.Condition()  # of all above, and of what follows
+        self._inside: set[int] = set()  # channels in an exchange
+        self._aside: set[int] = set()  # those of them that have come to the point where all wait
+        self._sending = threading.Lock()
+        self._released = False
 
     @classmethod
     def form(
@@ -98,15 +111,20 @@ class Link:
         lanes = self.room * PER_FRAGMENT
         self._send(shared_form.Ready(lanes, "group"))
         deadline = time.monotonic() + timeout_s
-        _, fds = self._receive(deadline, shared_form.Store)
+        _, fds = self._await(deadline, shared_form.Store)
         self.store = Store(Channel.connect(f"fd:{fds[0]}"))
-        message, fds = self._receive(deadline, shared_form.Arena)
-        self._rounds = SizedRounds(self.number, Arena(fds[0], message.fragments), fds[1])
-        self._receive(deadline, shared_form.Phase)
+        message, fds = self._await(deadline, shared_form.Arena)
+        self._rounds = PlannedRounds(self.number, Arena(fds[0], message.fragments), fds[1])
+        self._await(deadline, shared_form.Phase)
+        self._mail.begin(planned=True)
 
     # ---- rounds
 
-    def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
+    def of(self, channel: int) -> LinkChannel:
+        """The rounds of that channel."""
+        return LinkChannel(self, channel, self.number, self.plan[channel].rounds[0])
+
+    def exchange(self, vector: Vector, call: int, deadline: float, channel: int) -> Round:
         """Exchange a vector that fits a round: its sums are with it, if all have called the same.
 
         Args:
@@ -117,70 +135,141 @@ class Link:
             CallTimeout: not all others have called until then. The link is closed.
             GroupClosed: the group is over here.
         """
-        assert fragments_of(vector.numbers, vector.width) <= self.room * vector.width // 32
-        self._note_all()
-        self._offer(vector, call)
-        while True:
-            message: shared_form.Committed | shared_form.Phase
-            message, _ = self._receive(deadline, shared_form.Committed, shared_form.Phase)
-            if isinstance(message, shared_form.Committed) and message.round == self._round:
-                break
-            if isinstance(message, shared_form.Phase):
-                self._offer(vector, call)
-        round_ = Round(self._round, dict(message.counted))
-        self._judge(self._round, "admit" if self.admits and round_.agrees else "continue")
-        self.admits = False
-        if round_.agrees:
-            self._memory().settle(message, vector)
-        self._send(shared_form.Read(self._round, ""))
-        self._round += 1
-        return round_
+        with self._in_exchange(channel):
+            commit: shared_form.Committed | None = None
+            self._mail.poll()
+            while commit is None:
+                self._take_turn(channel, deadline)
+                round_ = self._open[channel]
+                self._offer(channel, round_, vector, call)
+                commit = self._mail.take_commit(channel, round_, deadline)
+            found = Round(round_, dict(commit.counted))
+            self._judge_round(found, channel)
+            if found.agrees:
+                self._memory().of(channel).settle(commit, vector)
+            self._send(shared_form.Read(round_, "", channel))
+            self._open[channel] += 1
+        return found
 
-    def _offer(self, vector: Vector, call: int) -> None:
-        """Offer the vector to the open round, and convert it."""
-        self._send(self._memory().begin(self._round, vector, call))
-        self._memory().convert(self._round, vector, self.live)
+    def _offer(self, channel: int, round_: int, vector: Vector, call: int) -> None:
+        """Offer the vector to that round, and convert it."""
+        rounds = self._memory().of(channel)
+        self._send(rounds.begin(round_, vector, call))
+        rounds.convert(round_, vector, self.live)
 
-    def _judge(self, round_: int, what: str) -> None:
+    def await_plan(self, plan: tuple[ChannelPlan, ...], deadline: float) -> None:
+        """Wait until the lead's phase with that plan has come; no exchange is under way.
+
+        Raises:
+            CallTimeout: it has not come until then. The link is closed.
+            GroupClosed: the group is over here.
+        """
+        with self._in_exchange(0):
+            while self.plan != plan:
+                self._await(deadline, shared_form.Phase)
+
+    @contextlib.contextmanager
+    def _in_exchange(self, channel: int) -> Iterator[None]:
+        """While a channel's thread uses the connection, and its memory."""
+        with self._turns:
+            self._check()
+            self._inside.add(channel)
+        try:
+            yield
+        except ChannelClosed:
+            self._end_with_last_words()
+        except TimeoutError:
+            self.close("not all members have called in time")
+            raise CallTimeout(
+                "not all members have made this call in time: the group is closed at this host"
+            ) from None
+        finally:
+            with self._turns:
+                self._inside.discard(channel)
+                self._turns.notify_all()
+                self._release()
+
+    def _take_turn(self, channel: int, deadline: float) -> None:
+        """Handle what concerns all channels, in a thread of one of them, while no other one has a round under way."""
+        with self._turns:
+            self._aside.add(channel)
+            try:
+                while True:
+                    self._check()
+                    if not self._mail.rest:
+                        return
+                    if self._aside >= self._inside:
+                        message, fds = self._mail.rest[0]
+                        self._note(message, fds)
+                        # Only now: a view that comes meanwhile stands behind it.
+                        self._mail.rest.popleft()
+                        continue
+                    self._turns.notify_all()
+                    if not self._turns.wait(max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError
+            finally:
+                self._aside.discard(channel)
+                self._turns.notify_all()
+
+    def _judge_round(self, round_: Round, channel: int) -> None:
         """What comes after that round (R14): every member knows it, and the lead says it."""
-        self._decided = shared_form.Decide(round_, what)
-        if self._leads or what == "end":
-            self._send(self._decided)
+        what, plan = "continue", tuple[ChannelPlan, ...]()
+        if not channel:
+            if self.admits and round_.agrees:
+                what = "admit"
+            elif self.plans and round_.agrees:
+                what, plan = "plan", self.plans
+            self.admits, self.plans = False, ()
+        self._judge(shared_form.Decide(round_.number, what, False, plan, channel))
+
+    def _judge(self, decided: shared_form.Decide) -> None:
+        with self._turns:
+            self._decided[decided.channel] = decided
+            if self._leads or decided.what == "end":
+                self._send(decided)
 
     # ---- the end
 
     def leave(self) -> None:
         """Say that this program has done its last call, and wait a moment until the group is over."""
-        with contextlib.suppress(GroupClosed, CallTimeout):
-            self._judge(self._round - 1, "end")
-            while True:
-                self._receive(time.monotonic() + _GOODBYE_S, shared_form.Abort)
+        with contextlib.suppress(GroupClosed, CallTimeout), self._in_exchange(0):
+            self._judge(shared_form.Decide(self._open[0] - 1, "end"))
+            self._await(time.monotonic() + _GOODBYE_S, shared_form.Abort)
         self.close("it was closed")
 
     def close(self, reason: str) -> None:
-        """Close the connection, and what came with it: the others go on without this member."""
-        with self._closing:
+        """Close the connection, and what came with it, once no thread uses it: the others go on without this member."""
+        with self._turns:
             self._lost = self._lost or reason
-            if self._closed:
-                return
-            self._closed = True
-            self._channel.close()
-            if self.store is not None:
-                self.store.close(reason)
-            if self._rounds is not None:
-                self._rounds.close()
-            self._rounds = None
+            if not self._released:
+                self._channel.shut_down()
+            self._turns.notify_all()
+            self._release()
 
     def abandon(self, reason: str) -> None:
-        """The same, said in another thread: that which uses the link is woken, and calls `close`."""
-        with self._closing:
+        """The same, said in another thread: those that use the link are woken, and the last of them closes it."""
+        with self._turns:
             self._lost = self._lost or reason
-            if not self._closed:
+            if not self._released:
                 self._channel.shut_down()
+            self._turns.notify_all()
+
+    def _release(self) -> None:
+        """Close what is open, if the group is over and no thread uses the link."""
+        if not self._lost or self._inside or self._released:
+            return
+        self._released = True
+        self._channel.close()
+        self._mail.close()
+        if self.store is not None:
+            self.store.close(self._lost)
+        if self._rounds is not None:
+            self._rounds.close()
+        self._rounds = None
 
     # ---- messages
 
-    def _memory(self) -> SizedRounds:
+    def _memory(self) -> PlannedRounds:
         assert self._rounds is not None, "the agent has sent no memory"
         return self._rounds
 
@@ -191,10 +280,8 @@ class Link:
 
     def _send(self, message: Message) -> None:
         self._check()
-        try:
+        with self._sending:
             self._channel.send(encode(message))
-        except ChannelClosed:
-            self._end_with_last_words()
 
     def _check(self) -> None:
         if self._lost:
@@ -203,54 +290,40 @@ class Link:
     def _end_with_last_words(self) -> None:
         """The agent has closed the connection; perhaps it has said why."""
         with contextlib.suppress(ChannelClosed):
-            while (item := self._channel.pop()) is not None:
-                self._note(shared_form.FROM_AGENT.decode(item[0]), item[1])
+            self._mail.poll()
+        for message, _ in list(self._mail.rest):
+            if isinstance(message, shared_form.Abort | Error):
+                self._fail(message.message)
         self._fail("the agent has gone")
 
     def _fail(self, reason: str) -> None:
         self.close(reason)
         self._check()
 
-    def _receive(self, deadline: float, *kinds: type[M]) -> tuple[M, list[int]]:
-        """The next message of one of these kinds; what others tell is noted."""
+    def _receive(self) -> tuple[shared_form.FromAgent, list[int]]:
+        message, fds = self._channel.recv()
+        return shared_form.FROM_AGENT.decode(message), fds
+
+    def _await(self, deadline: float, *kinds: type[M]) -> tuple[M, list[int]]:
+        """The next message of one of these kinds, while no exchange is under way; what others tell is noted."""
         while True:
             self._check()
-            try:
-                message, fds = self._channel.recv(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                self.close("not all members have called in time")
-                raise CallTimeout(
-                    "not all members have made this call in time: the group is closed at this host"
-                ) from None
-            except ChannelClosed:
-                self._end_with_last_words()
-                continue
-            told = shared_form.FROM_AGENT.decode(message)
-            self._note(told, fds)
-            if isinstance(told, kinds):
-                return told, fds
-
-    def _note_all(self) -> None:
-        """Note what has been told since the last call."""
-        self._check()
-        try:
-            while self._channel.wait(0.0):
-                message, fds = self._channel.recv(1.0)
-                self._note(shared_form.FROM_AGENT.decode(message), fds)
-        except ChannelClosed:
-            self._end_with_last_words()
+            message, fds = self._mail.take(deadline)
+            self._note(message, fds)
+            if isinstance(message, kinds):
+                return message, fds
 
     def _note(self, message: shared_form.FromAgent, fds: list[int]) -> None:
-        if isinstance(message, shared_form.Abort):
-            self._fail(message.message)
-        if isinstance(message, Error):
+        if isinstance(message, shared_form.Abort | Error):
             self._fail(message.message)
         if isinstance(message, shared_form.View | shared_form.Phase):
-            self.live = frozenset(message.live)
-            self._leads = message.lead == self.number
-            self._take(message, iter(fds))
-            if self._leads and self._decided is not None:
-                self._send(self._decided)  # the lead before may not have said it
+            with self._turns:
+                self.live = frozenset(message.live)
+                self._leads = message.lead == self.number
+                self._take(message, iter(fds))
+                if self._leads:
+                    for decided in self._decided.values():  # the lead before may not have said it
+                        self._send(decided)
 
     def _take(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Another view is in force, or a phase begins."""
@@ -260,12 +333,34 @@ class Link:
             return
         if message.kind != "train" or not message.exchange.absolute:
             _close_all(fds)
-            raise JobFailed(f"the agent opens a phase {message.kind} with {message.exchange.name}")
+            self._fail(f"the agent opens a phase {message.kind} with {message.exchange.name}")
         if message.blocks:
             _close_all([next(fds), next(fds)])
-        self._memory().map(message, fds)
-        self._round = message.first_round
+        channels = message.channels
+        if not channels:
+            channels = (shared_form.PhaseChannel(0, (self.room,), message.first_round),)
+        self._memory().map(replace(message, channels=channels), fds)
+        self._open = [channel.open for channel in channels]
+        self.plan = tuple(ChannelPlan(each.urgency, each.rounds) for each in channels)
         self._send(shared_form.Prepared(message.number))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChannel:
+    """The rounds of one channel of a link, until another plan is in force.
+
+    Attributes: `number` of this member; `room`: fragments of a round at most, with lanes of 32 bits.
+    """
+
+    link: Link
+    channel: int
+    number: int
+    room: int
+
+    def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
+        """As `Link`."""
+        assert fragments_of(vector.numbers, vector.width) <= self.room * vector.width // 32
+        return self.link.exchange(vector, call, deadline, self.channel)
 
 
 def _close_all(fds: Iterable[int]) -> None:

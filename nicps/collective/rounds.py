@@ -30,13 +30,18 @@ class Differs(Exception):
 
 
 class Exchange(Protocol):
-    """What is needed of a link."""
+    """What is needed of a link's channel."""
 
-    number: int
-    room: int
+    @property
+    def number(self) -> int:
+        """This member's."""
+
+    @property
+    def room(self) -> int:
+        """Fragments of a round at most, with lanes of 32 bits."""
 
     def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
-        """As `nicps.collective.link.Link`."""
+        """As `nicps.collective.link.LinkChannel`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class Course:
         return self._train()
 
     def _group_judged(self, what: str, phase: Phase | None) -> Orders:
-        """The same for a group's program: "continue", "admit" or "end"."""
+        """The same for a group's program: "continue", "admit", "plan" or "end"."""
         if what == "end":
             return self.stop(None)
         if self._streaming or self._opening or self._purpose:
@@ -235,7 +235,7 @@ class Course:
         if what == "admit" and (taken := self._take_back()):
             return taken
         trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
-        return self._go_on() if trains else self._train()
+        return self._go_on() if trains and what != "plan" else self._train()
 
     def round_committed(self, unit: int, exchange: Exchange) -> None:
         """A training round counts, in a phase with that exchange; `unit` is the next round's."""

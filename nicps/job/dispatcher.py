@@ -298,8 +298,8 @@ class Dispatcher:
                 return node.step(now, offer)
             case ask.BeginPull(round_, sources):
                 return node.pull(now, round_, sources)
-            case ask.CommitNext(saves):
-                return node.go_on(now, saves=saves)
+            case ask.CommitNext(saves, channel):
+                return node.go_on(now, saves=saves, channel=channel)
             case ask.RebuildView(joiners):
                 return node.rebuild(now, joiners)
             case ask.Evict(numbers):
@@ -351,9 +351,11 @@ class Dispatcher:
                 return self._end_hand_out(now, phase)
             case ask.ModelBuilt():
                 return lead.model_built(now, part) if lead else []
-            case ask.RoundJudged(round_, what, saves, plan):
+            case ask.RoundJudged(round_, what, saves, plan, channel):
                 if lead is not None and plan:
                     lead.course.choice.channels = plan
+                if lead is not None and channel:
+                    return lead.channel_judged(channel, round_)
                 return lead.round_judged(now, round_, what, saves=saves) if lead else []
             case ask.Reported(values):
                 return self._report(values)

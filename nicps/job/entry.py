@@ -171,8 +171,8 @@ class Entry:
             )
         same_files = phase.settings.get("handout") == handed_out
         trains = phase.kind is wire.PhaseKind.TRAIN
-        # Where a step has a plan, the program looks at that.
-        same_size = not trains or phase.planned or phase.fragments == program.fragments
+        # Where there are channels, the program looks at their plan.
+        same_size = not trains or phase.channels or phase.fragments == program.fragments
         same_state = program.digest == str(phase.settings.get("model", ""))
         learns = node.number in node.learners
         if same_files and learns and not same_state and has_state:

@@ -16,7 +16,15 @@ from nicps.job.checkpoints import STATE
 from nicps.job.choice import Wait
 from nicps.job.course import Course
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import OfferStream, Order, Orders, PublishEvent, SaveState, Saving
+from nicps.job.orders import (
+    CommitNext,
+    OfferStream,
+    Order,
+    Orders,
+    PublishEvent,
+    SaveState,
+    Saving,
+)
 from nicps.job.part import Part
 from nicps.job.plan import Found, Plan
 from nicps.job.slow_work import Folder, OpenStream, StreamSize
@@ -55,6 +63,7 @@ class Lead:
         self.saved = ""
         self.over = False
         self._node, self._tasks, self._streams = node, tasks, streams
+        self._judged: dict[int, int] = {}  # of a group: the last round of each channel above 0
         self._mark = now
         self._cancel_at = math.inf  # the job is stopped then, whatever the batch's state
         self._awaited: Wait | None = None  # the wait for a Linux switch that ends at this time
@@ -80,7 +89,11 @@ class Lead:
             what = "runs the script" if self.plan.script else "trains"
             text = f"no other host {there}: this one {what} alone"
             orders.append(PublishEvent("warning", {"message": text}))
-        return [*orders, *self.course.view_installed(view)]
+        orders += self.course.view_installed(view)
+        # What was said of other channels holds in this view, too.
+        for channel, round_ in self._judged.items():
+            orders += self._go_on(channel, round_)
+        return orders
 
     def hand_out_ended(self, now: float, phase: Phase) -> Orders:
         """A hand-out has ended here, and so everywhere."""
@@ -106,6 +119,19 @@ class Lead:
         if what == "end":
             self.training_s = now - self._mark
         return self.course.round_judged(round_, what, saves=saves)
+
+    def channel_judged(self, channel: int, round_: int) -> Orders:
+        """The same of a round of a group's channel above 0: the rounds of that channel go on.
+
+        Hosts, plans and the end are decided on after a round of channel 0, when no round of another one is open.
+        """
+        self._judged[channel] = round_
+        return self._go_on(channel, round_)
+
+    def _go_on(self, channel: int, round_: int) -> Orders:
+        rounds = self._node.rounds
+        last = channel < len(rounds) and round_ == rounds[channel] - 1
+        return [CommitNext(channel=channel)] if last and not self.course.stopping else []
 
     def decision_agreed(self, phase: Phase, answers: Mapping[int, bytes]) -> Orders:
         """Every member has acknowledged a decision."""

@@ -73,9 +73,12 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class CommitNext:
-    """The lead: the next round may be committed (`Node.go_on`, R14); with `saves` it saves the state after that."""
+    """The lead: the next round of that channel may be committed (`Node.go_on`, R14); with `saves` it saves the state
+    after that.
+    """
 
     saves: bool = False
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +213,14 @@ class RoundJudged:
     """The training program has decided what follows a round: "continue", "test" or "end" (R14, R15).
 
     `saves`: if it is the lead's, it will write a checkpoint after the next round. "plan": as "continue", with `plan`.
+    `channel`: of a group, whose round it is.
     """
 
     round: int
     what: str
     saves: bool = False
     plan: tuple[ChannelPlan, ...] = ()
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)

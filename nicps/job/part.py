@@ -340,7 +340,7 @@ class Part:
             case says.Prepared(number):
                 return self._program_prepared(program, number)
             case says.Ready(lanes, digest, channels) if not program.ready:
-                plan = read_plan(self.settings, channels)
+                plan = () if self.group else read_plan(self.settings, channels)
                 return self._build(now, program, lanes, digest, plan)
             case says.Saved(number, round_, digest, error):
                 if not program.note_state(number, digest):
@@ -358,11 +358,12 @@ class Part:
                 return self.checkpoints.write(round_, one_line(error))
             case says.Residual(error):
                 return self.checkpoints.keep_residual(one_line(error))
-            case says.Decide(round_, what, saves, channels) if program.ready:
+            case says.Decide(round_, what, saves, channels, channel) if program.ready:
                 plan = read_plan(self.settings, channels) if what == "plan" else ()
-                program.note_judged(round_, what)
+                if not channel:
+                    program.note_judged(round_, what)
                 self._left |= self.group and what == "end"
-                return [RoundJudged(round_, what, saves, plan)]
+                return [RoundJudged(round_, what, saves, plan, channel)]
             case says.Report(values) if program.ready:
                 return [Reported(values)]
             case says.Fail(reason):

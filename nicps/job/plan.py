@@ -246,10 +246,14 @@ def read_plan(
     Raises:
         JobFailed: it cannot be meant, or the job's steps have none.
     """
-    channels = tuple(ChannelPlan(c.urgency, max(c.rounds, default=0), c.rounds) for c in told)
-    if is_planned(settings) is not bool(channels):
+    group = is_group(settings)
+    channels = tuple(
+        ChannelPlan(c.urgency, max(c.rounds, default=0), () if group else c.rounds) for c in told
+    )
+    if (is_planned(settings) or group) is not bool(channels):
         raise JobFailed("a training program tells the plan of its steps where priorities is set")
-    if channels and not fits(channels, MOST_FRAGMENTS, sized=False):
+    limit = wire.MOST_SIZED if group else MOST_FRAGMENTS
+    if channels and not fits(channels, limit, sized=group):
         shown = ", ".join(str(list(channel.rounds)) for channel in channels)
         raise JobFailed(f"a step cannot have these rounds on its channels: {shown[:200]}")
     return channels

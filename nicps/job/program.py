@@ -168,7 +168,7 @@ class Program:
             new.room,
             new.places,
             tuple(
-                shared_form.PhaseChannel(plan.urgency, plan.rounds, open_)
+                shared_form.PhaseChannel(plan.urgency, plan.rounds or (plan.room,), open_)
                 for plan, open_ in zip(phase.channels, opened, strict=bool(phase.channels))
             ),
             new.stripes if phase.channels else (),
@@ -204,7 +204,8 @@ class Program:
         if self._shown[1]:
             places = memory.since(self._shown).places
             self._shown = (*self._shown[:2], memory.made[2])
-        stripes = memory.stripes if step is not None and places else ()
+        several = phase is not None and bool(phase.channels)
+        stripes = memory.stripes if several and places else ()
         of = view.number, view.order, view.lead, node.open_round
         message = shared_form.View(*of, places, stripes)
         return [Post(self.number, message)]
@@ -214,10 +215,10 @@ class Program:
     ) -> Orders:
         """A round counts: its sum can be read."""
         owed, step = self._owed, self._owed.step
-        if step is None:
+        if step is None and not commit.channel:
             self.trained = commit.round
             owed.closed, owed.unread, owed.unjudged = False, True, self._leads
-        elif step.note_committed(commit.channel, commit.round):
+        elif step is not None and step.note_committed(commit.channel, commit.round):
             self.trained = step.trained
             owed.closed, owed.unjudged = False, self._leads
         self.give_duty(now, "work")
@@ -286,6 +287,8 @@ class Program:
         if self._owed.step is not None:
             self._owed.step.note_read(channel, round_)
             self._go_on_with_step()
+            return
+        if channel:
             return
         self._owed.unread = round_ < self.trained
         if not self.lags:

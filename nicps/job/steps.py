@@ -39,6 +39,8 @@ class Steps:
         """
         phase = commit.phase
         trains = phase.kind is wire.PhaseKind.TRAIN
+        if commit.channel and not phase.planned:
+            return []  # users see the rounds of a group's first channel
         if not (trains and several):
             self.trained += trains and mine
             return [NoteCommit(commit.round, not trains, _samples_of(commit))]

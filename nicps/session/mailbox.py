@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -48,18 +50,31 @@ class Mailbox:
         self._reads = False  # a thread is receiving
         self._failure: BaseException | None = None  # of the connection: every thread's
 
-    def take(self) -> Received:
-        """The next message for the thread that computes, waited for."""
-        return self._wait_for(lambda: self.rest.popleft() if self.rest else None)
+    def take(self, deadline: float = math.inf) -> Received:
+        """The next message for the thread that computes, waited for.
 
-    def take_commit(self, channel: int, round_: int) -> shared_form.Committed | None:
-        """That round's commit, waited for; None if the phase ends before."""
+        Args:
+            deadline: on the monotonic clock.
+
+        Raises:
+            TimeoutError: nothing has come until then.
+        """
+        return self._wait_for(lambda: self.rest.popleft() if self.rest else None, deadline)
+
+    def take_commit(
+        self, channel: int, round_: int, deadline: float = math.inf
+    ) -> shared_form.Committed | None:
+        """That round's commit, waited for; None if the phase ends before.
+
+        Raises:
+            TimeoutError: as `take`.
+        """
 
         def find() -> tuple[shared_form.Committed | None] | None:
             found = self._commits.pop((channel, round_), None)
             return (found,) if found is not None or self.ends else None
 
-        return self._wait_for(find)[0]
+        return self._wait_for(find, deadline)[0]
 
     @property
     def ends(self) -> bool:
@@ -106,25 +121,28 @@ class Mailbox:
             while not self._reads and self._failure is None and self._is_there():
                 self._sort(*self._receive())
 
-    def _wait_for(self, find: Callable[[], R | None]) -> R:
+    def _wait_for(self, find: Callable[[], R | None], deadline: float = math.inf) -> R:
         with self._changed:
             while True:
                 if (found := find()) is not None:
                     return found
                 if self._failure is not None:
                     raise self._failure
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError("no message has come in time")
                 if self._reads:
-                    self._changed.wait()
+                    self._changed.wait(None if left_s == math.inf else left_s)
                 else:
-                    self._read()
+                    self._read(None if left_s == math.inf else left_s)
 
-    def _read(self) -> None:
+    def _read(self, timeout_s: float | None) -> None:
         """Receive one message, or be woken, without the lock; another thread may find what it waits for meanwhile."""
         self._reads, received = True, None
         self._changed.release()
         try:
             if not self._is_there():
-                select.select([self._descriptor, self._bell], [], [])
+                select.select([self._descriptor, self._bell], [], [], timeout_s)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
             if self._is_there():

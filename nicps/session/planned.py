@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of a phase whose steps have a plan, on several channels (docs/channels.md): a member's memory for them.
+"""The rounds of a phase with channels (docs/channels.md): a member's memory for them.
 
 Each channel may be another thread's. Channels lie one behind the other in each bank.
 """
@@ -44,19 +44,27 @@ class PlannedRounds:
         if isinstance(message, shared_form.Phase) and message.channels:
             self._deal_out(message.channels)
 
+    def close(self) -> None:
+        """Give the memory back; the mappings go with the last view of them."""
+        self._memory.own.close()
+
     def _map_places(self, message: shared_form.Phase | shared_form.View, fd: int) -> None:
         parts = message.stripes or (message.places,)
         firsts = [0, *accumulate(parts)]
         whole = mapped(fd, Remainders.size(message.places), mmap.PROT_READ)
         with self._lock:
-            while len(self._rests) < len(parts):
-                self._rests.append(Remainders(LaneFormat(1, 8)))
+            self._have_rests(len(parts))
             for rests, first, count in zip(self._rests, firsts, parts, strict=False):
                 rests.add(whole, message.places, message.view, range(first, first + count))
+
+    def _have_rests(self, channels: int) -> None:
+        while len(self._rests) < channels:
+            self._rests.append(Remainders(LaneFormat(1, 8)))
 
     def _deal_out(self, channels: Sequence[shared_form.PhaseChannel]) -> None:
         firsts = accumulate((max(channel.rounds) for channel in channels), initial=0)
         with self._lock:
+            self._have_rests(len(channels))
             self._channels = [
                 ChannelRounds(self._number, self._memory, rests, channel, first, self._lock)
                 for channel, (rests, first) in enumerate(zip(self._rests, firsts, strict=False))

@@ -72,7 +72,10 @@ class ChannelPlan:
     urgency: Annotated[int, Field(whole(0, 7), "its rank on the wire; a larger number goes first")]
     rounds: Annotated[
         tuple[int, ...],
-        Field(listed(whole(1), "whole numbers"), "fragments of each of its rounds, in order"),
+        Field(
+            listed(whole(1), "whole numbers"),
+            "fragments of each of its rounds, in order; of a group, of its largest round",
+        ),
     ]
 
 
@@ -198,13 +201,14 @@ class Decide(Message):
         Field(
             choice(*DECISIONS, "more", "admit", "plan"),
             'what comes next; "more": of the same step, another round; "admit": of a group, hosts that wait; "plan":'
-            " as `continue`, with another plan",
+            " as `continue`, with another plan, or with other channels of a group",
         ),
     ]
     checkpoint: Annotated[
         bool, Field(FLAG, "as the lead it will write a checkpoint after the next round")
     ] = False
     channels: Annotated[tuple[ChannelPlan, ...], Field(PLAN, "that plan, by channel")] = ()
+    channel: Annotated[int, Field(CHANNEL, "of a group: whose round it is")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +340,7 @@ class Phase(Message):
         tuple[PhaseChannel, ...],
         Field(
             listed(record(PhaseChannel), "objects"),
-            "the plan, in a phase with several channels, or several planned rounds a step",
+            "the plan, in a phase with several channels, or several planned rounds a step; none: one channel",
         ),
     ] = ()
     stripes: Annotated[

@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
-from nicps.collective.group import LANES
 from nicps.collective.kinds import Array
+from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
 

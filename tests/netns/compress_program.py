@@ -29,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nicps.torch
 from nicps.collective.feedback import Compressed
-from nicps.collective.group import LANES
 from nicps.collective.lanes import PER_FRAGMENT
+from nicps.collective.operations import LANES
 from tests.collectives import make
 
 STEPS, DIES_AT = 12, 6

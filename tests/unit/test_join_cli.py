@@ -13,6 +13,7 @@ from nicps.errors import EnvironmentProblem, UsageProblem
 from nicps.exchange import Exchange
 
 KEY = Path("/no/such/key")
+SHARES = ("0", "-0.5", "1.1", "nan")
 JOIN = ["join", "--iface", "no-such-interface", "--mode", "switch", "--key", str(KEY)]
 
 
@@ -95,3 +96,10 @@ def test_folders_that_cannot_be_used(
     assert code == EnvironmentProblem.exit_code
     assert "/dev/null/x: " in text and option in text and text.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_share_is_a_part_of_the_time(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["join", "--iface", "no-such-interface", f"--urgent-share={share}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("nicps: error: --urgent-share is above 0 and at most 1, not")

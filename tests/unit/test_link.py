@@ -63,10 +63,15 @@ class Agent:
             if isinstance(message, says.Ready):
                 post(encode(says.Store()), [self._store.fileno()])
                 post(encode(says.Arena(ROOM)), [self._arena.fd, self._bell])
-                phase = says.Phase("train", 1, 1, 0, (1,), Exchange.STRIPES, 1, (1,), 1, room=ROOM)
-                post(encode(phase), self._records)
-            if isinstance(message, says.Offer):
-                self.asked.set()
+            self.heard(message)
+
+    def heard(self, message: says.FromProgram) -> None:
+        """The program has said something; once it is ready it has its memory."""
+        if isinstance(message, says.Ready):
+            phase = says.Phase("train", 1, 1, 0, (1,), Exchange.STRIPES, 1, (1,), 1, room=ROOM)
+            self._channel.post(encode(phase), self._records)
+        if isinstance(message, says.Offer):
+            self.asked.set()
 
     def link(self) -> Link:
         """A program's end, in the group."""
@@ -100,8 +105,8 @@ def descriptors() -> set[str]:
 def test_nothing_stays_open(agent: Agent) -> None:
     before = descriptors()
     link = agent.link()
-    assert len(descriptors() - before) == 6, (
-        "the store, the arena, the doorbell, and three mappings"
+    assert len(descriptors() - before) == 7, (
+        "the store, the arena, the doorbell, the bell of the threads that wait, and three mappings"
     )
     link.close("the test is over")
     link.close("once more")
@@ -113,7 +118,12 @@ def test_nothing_stays_open_of_a_group_that_did_not_form(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent has sent its memory, and goes."""
-    monkeypatch.setattr(Channel, "connect", lambda _: Channel(agent.theirs))
+    connect = Channel.connect
+
+    def connects(address: str) -> Channel:
+        return connect(address) if address.startswith("fd:") else Channel(agent.theirs)
+
+    monkeypatch.setattr(Channel, "connect", connects)
     enter = Link._enter
 
     def enters(link: Link, timeout_s: float) -> None:
@@ -156,5 +166,6 @@ def test_an_error_wakes_the_thread_that_waits_in_a_call(
     for future in futures:
         with pytest.raises(GroupClosed, match="the program has failed"):
             future.result(_LIMIT_S)
-    assert {*closed_by} == {group._thread} and not group._thread.is_alive()
+    (thread,) = group._workers.threads
+    assert {*closed_by} == {thread} and not thread.is_alive()
     assert not descriptors() - before

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group's channels at one member: plans, the threads, and what concerns the rounds of all channels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nicps.collective import Group, GroupClosed
+from nicps.collective.channels import Workers, plan_of
+from nicps.collective.lanes import Words
+from nicps.collective.link import Link
+from nicps.errors import JobFailed, UsageProblem
+from nicps.exchange import Exchange
+from nicps.job.plan import read_plan
+from nicps.protocol.plan import ChannelPlan as AgreedPlan
+from nicps.session import shared_form as says
+from nicps.session.fields import encode
+from nicps.session.shared_form import ChannelPlan
+from nicps.session.sized import Round
+from tests.unit.test_link import Agent, descriptors
+
+pytestmark = pytest.mark.unit
+_LIMIT_S = 10.0
+
+
+# ---- plans
+
+
+def test_rooms_are_dealt_out_or_said() -> None:
+    assert plan_of([1, 0], None, 360, 9) == (ChannelPlan(1, (4,)), ChannelPlan(0, (4,)))
+    assert plan_of([3], [361], 360, 9) == (ChannelPlan(3, (2,)),)
+
+
+@pytest.mark.parametrize(
+    ("urgencies", "rooms", "why"),
+    [
+        ([], None, "a group has 1 to 8 channels, not 0"),
+        ([0] * 9, None, "a group has 1 to 8 channels, not 9"),
+        ([0, 8], None, "an urgency is a number from 0 to 7, not 8"),
+        ([0, "high"], None, "an urgency is a number from 0 to 7, not 'high'"),
+        ([0, 1], [360], "2 urgencies and 1 rooms: each channel has one of both"),
+        ([0, 1], [360, 0], "a channel's room is a number above 0, not 0"),
+        ([0, 1], [720, 3000], "rooms are 3,720 numbers together, and a group has room for 3,240"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant(urgencies: Any, rooms: Any, why: str) -> None:
+    with pytest.raises(UsageProblem, match=why):
+        plan_of(urgencies, rooms, 360, 9)
+
+
+def test_a_form_with_a_bad_plan_waits_for_nobody() -> None:
+    with pytest.raises(UsageProblem, match="an urgency is a number from 0 to 7, not 9"):
+        Group.form(2, socket="/no/such/socket", urgencies=[9])
+    with pytest.raises(UsageProblem, match="needs urgencies="):
+        Group.form(2, socket="/no/such/socket", rooms=[9])
+
+
+def test_an_agent_reads_a_groups_plan() -> None:
+    """Rounds have sizes of their own, up to the room."""
+    group = {"group": {"name": "default", "size": 2}, "room": 8000}
+    told = ChannelPlan(2, (7000,)), ChannelPlan(0, (1000,))
+    assert read_plan(group, told) == (AgreedPlan(2, 7000), AgreedPlan(0, 1000))
+    with pytest.raises(JobFailed, match="cannot have these rounds on its channels"):
+        read_plan(group, (ChannelPlan(2, (9000,)),))
+    with pytest.raises(JobFailed, match="tells the plan"):
+        read_plan(group, ())
+
+
+def test_a_program_that_has_come_late_has_the_channels_that_it_names() -> None:
+    """Until it is in the group its calls are answered here."""
+    group = Group(None, 0, _LIMIT_S)
+    with pytest.raises(UsageProblem, match="there is no channel 1: the group has one channel, 0"):
+        group.all_reduce(np.ones(3), channel=1)
+    group.plan([0, 1]).result(_LIMIT_S)
+    assert group.all_reduce(np.ones(3), channel=1).result(_LIMIT_S).tolist() == [1.0] * 3
+    with pytest.raises(UsageProblem, match="there is no channel 2: the group has 2 channels"):
+        group.barrier(channel=2)
+    group.close()
+    with pytest.raises(GroupClosed):
+        group.plan([0])
+
+
+# ---- the threads
+
+
+def test_a_call_on_all_channels_stands_between_those_before_and_after_it() -> None:
+    """Also where the channel's thread begins after it."""
+    done: list[str] = []
+    failed: list[Exception] = []
+    workers, gates = Workers(failed.append), [threading.Event() for _ in range(2)]
+
+    def work(text: str, gate: threading.Event | None = None) -> None:
+        assert gate is None or gate.wait(_LIMIT_S)
+        done.append(text)
+
+    before = workers.put(1, lambda: work("before on 1", gates[0]))
+    whole = workers.put_together(lambda: work("on all", gates[1]))
+    after = [workers.put(k, lambda k=k: work(f"after on {k}")) for k in (2, 1)]  # type: ignore[misc]
+    gates[1].set()
+    time.sleep(0.05)
+    assert done == []
+    gates[0].set()
+    for future in (before, whole, *after):
+        future.result(_LIMIT_S)
+    assert done[:2] == ["before on 1", "on all"] and sorted(done[2:]) == [
+        "after on 1",
+        "after on 2",
+    ]
+    error = workers.put_together(lambda: 1 / 0)
+    assert isinstance(error.exception(_LIMIT_S), ZeroDivisionError) and len(failed) == 1
+    assert workers.put(2, lambda: 5).result(_LIMIT_S) == 5, "the others go on after an error"
+    workers.end()
+    workers.join(_LIMIT_S)
+    assert not any(thread.is_alive() for thread in workers.threads)
+
+
+# ---- the link
+
+
+class Channelled(Agent):
+    """It opens phases with two channels as the test says, and notes what the program sends.
+
+    Attributes: `said`, all of it.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        super().__init__()
+
+    def phase(self, number: int, opened: tuple[int, int], room: int) -> says.Phase:
+        channels = tuple(says.PhaseChannel(k, (2,), open_) for k, open_ in enumerate(opened))
+        return says.Phase(
+            "train",
+            min(opened),
+            number,
+            0,
+            (1,),
+            Exchange.STRIPES,
+            1,
+            (1,),
+            1,
+            room=room,
+            channels=channels,
+        )
+
+    def heard(self, message: Any) -> None:
+        self.said.append(message)
+        if isinstance(message, says.Ready):
+            self.post(self.phase(1, (1, 1), 4), self._records)
+
+    def post(self, message: Any, fds: Any = ()) -> None:
+        self._channel.post(encode(message), fds)
+
+    def of(self, kind: type, count: int) -> list[Any]:
+        """Wait until so many of that kind have come."""
+        deadline = time.monotonic() + _LIMIT_S
+        while len(found := [each for each in self.said if isinstance(each, kind)]) < count:
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.002)
+        return found
+
+
+@pytest.fixture
+def agent() -> Iterator[Channelled]:
+    made = Channelled()
+    yield made
+    made.close()
+
+
+def exchange(link: Link, channel: int) -> Future[Round]:
+    """One round of 400 numbers, in a thread of its own."""
+    future: Future[Round] = Future()
+    words, out = np.arange(400, dtype=np.int32), np.zeros(400, np.int32)
+
+    def run() -> None:
+        try:
+            vector = Words(words, out, np.zeros(2, np.bool_))
+            found = link.of(channel).exchange(vector, 5, time.monotonic() + _LIMIT_S)
+            assert np.array_equal(words, out)
+            future.set_result(found)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def commit(offer: says.Offer) -> says.Committed:
+    of = offer.round, {1: offer.samples}, 0, 0, Exchange.STRIPES, 0.0, 1, (1,)
+    return says.Committed(*of, channel=offer.channel)
+
+
+def test_a_phase_begins_once_what_was_committed_before_it_is_read(agent: Channelled) -> None:
+    """The round that was not committed is offered again, as the phase says; the lead's word is of each channel."""
+    link = agent.link()
+    futures = [exchange(link, channel) for channel in (0, 1)]
+    offers = {each.channel: each for each in agent.of(says.Offer, 2)}
+    agent.post(commit(offers[1]))
+    agent.post(agent.phase(2, (7, 7), 0))
+    assert futures[1].result(_LIMIT_S).number == 1
+    again = agent.of(says.Offer, 3)[2]
+    assert (again.channel, again.round) == (0, 7)
+    kinds = [type(each) for each in agent.said]
+    assert kinds.index(says.Read) < len(kinds) - 1 - kinds[::-1].index(says.Prepared)
+    agent.post(commit(again))
+    assert futures[0].result(_LIMIT_S).number == 7
+    judged = {(each.channel, each.round) for each in agent.of(says.Decide, 2)}
+    assert judged >= {(1, 1), (0, 7)}
+    link.close("the test is over")
+
+
+def test_the_end_of_the_group_is_told_on_every_channel(agent: Channelled) -> None:
+    before = descriptors()
+    link = agent.link()
+    futures = [exchange(link, channel) for channel in (0, 1)]
+    agent.of(says.Offer, 2)
+    agent.post(says.Abort("cancelled on h1"))
+    for future in futures:
+        with pytest.raises(GroupClosed, match="the group is over here: cancelled on h1"):
+            future.result(_LIMIT_S)
+    assert link.is_over
+    del futures, future
+    assert not descriptors() - before, "the last thread closes what is open"
+
+
+def test_a_plan_is_waited_for(agent: Channelled) -> None:
+    """The round is judged with it, and the lead's phase brings it."""
+    link = agent.link()
+    plan = ChannelPlan(3, (1,)), ChannelPlan(0, (1,))
+    link.plans = plan
+    future = exchange(link, 0)
+    agent.post(commit(agent.of(says.Offer, 1)[0]))
+    future.result(_LIMIT_S)
+    judged = agent.of(says.Decide, 1)[-1]
+    assert (judged.what, judged.channels, judged.round) == ("plan", plan, 1)
+    agent.post(agent.phase(2, (2, 2), 0))  # the former plan goes on in another view
+    channels = tuple(says.PhaseChannel(each.urgency, each.rounds, 9) for each in plan)
+    agent.post(
+        says.Phase("train", 9, 3, 0, (1,), Exchange.STRIPES, 1, (1,), 1, room=4, channels=channels),
+        agent._records,
+    )
+    link.await_plan(plan, time.monotonic() + _LIMIT_S)
+    assert link.plan == plan and link.of(0).room == 1
+    link.close("the test is over")
