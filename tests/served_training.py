@@ -58,8 +58,8 @@ class _Worker:
     part: Part
     share: int
 
-    def __init__(self, job: Job, rounds: int | None) -> None:
-        self.job = job
+    def __init__(self, job: Job, rounds: int | None, order: Sequence[str]) -> None:
+        self.job, self.order = job, order
         self.model = job.model()
         self.model.train()
         self.parameters = list(self.model.parameters())
@@ -75,7 +75,7 @@ class _Worker:
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """In the vector's order."""
-        return [*(parameter.data for parameter in self.parameters), *self.buffers]
+        return in_order(self.model, self.order)
 
     def step(self, trained: int, width: int) -> None:
         """Compute the next step from what is in the store, and its lanes."""
@@ -120,6 +120,7 @@ class Reference:
         initial: the vector that was handed out.
         workers: their numbers.
         servers: how many there are.
+        order: names of what is in the vector; by default parameters, then float32 buffers.
 
     Attributes: `commits`: the SHA-256 of the weights after each, in order; `staleness`: of each push at each server;
     `rounds`: trained, after each commit.
@@ -132,6 +133,7 @@ class Reference:
         records: Records,
         workers: Iterable[int],
         servers: int,
+        order: Sequence[str] = (),
     ) -> None:
         self.job, self.settings, self.records = job, job.settings, records
         self.width = int(job.settings.lane.removeprefix("i"))
@@ -142,7 +144,7 @@ class Reference:
         self.units = [round(Fraction(value) * 2**40) for value in padded]
         rounds = job.settings.planned_rounds(len(records))
         self.planned = rounds
-        self.workers = {number: _Worker(job, rounds) for number in workers}
+        self.workers = {number: _Worker(job, rounds, order) for number in workers}
         for worker in self.workers.values():
             worker.store = np.zeros(len(padded), np.float32)
             worker.residual = np.zeros(len(padded), np.float32)
@@ -239,8 +241,13 @@ class Reference:
         self.commits.append(sha.hexdigest())
 
 
-def vector_of(model: nn.Module) -> np.ndarray:
-    """Parameters, then float32 buffers."""
-    buffers = [b for b in model.buffers() if b.dtype == torch.float32]
-    tensors = [*(p.detach() for p in model.parameters()), *buffers]
-    return np.concatenate([tensor.reshape(-1).numpy() for tensor in tensors])
+def in_order(model: nn.Module, order: Sequence[str] = ()) -> list[torch.Tensor]:
+    """Parameters and float32 buffers, in that order or as the model has them."""
+    buffers = [(name, b) for name, b in model.named_buffers() if b.dtype == torch.float32]
+    tensors = {name: p.data for name, p in model.named_parameters()} | dict(buffers)
+    return [tensors[name] for name in order or tensors]
+
+
+def vector_of(model: nn.Module, order: Sequence[str] = ()) -> np.ndarray:
+    """All their numbers."""
+    return np.concatenate([tensor.reshape(-1).numpy() for tensor in in_order(model, order)])

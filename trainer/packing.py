@@ -27,14 +27,20 @@ class Sets:
         first, second = (sum(item.size for item in items) for items in self.items)
         return first, second
 
-    def order(self) -> list[str]:
+    def order(self, need: Sequence[str] = ()) -> list[str]:
         """All names as they lie in the vector: set 1 first, in each set buffers first.
+
+        Args:
+            need: names in the order in which the forward pass needs them; by default the model's.
 
         BatchNorm changes its buffers in the forward pass. At the beginning of a set they are there before its modules.
         The fragment in which both sets meet is late for a member that pulls set 2 from the servers: so that set begins
         with what it needs last, as many parameters as fill a fragment.
         """
+        rank = {name: at for at, name in enumerate(need)}
         (first, first_buffers), (second, buffers) = map(_tensors, self.items)
+        for part in (first, second):
+            part.sort(key=lambda entry: rank.get(entry[0], len(rank)))
         at, held = len(second), 0
         while at and held < FRAGMENT:
             at -= 1

@@ -118,7 +118,8 @@ def _prepare(
     notes = [lowered]  # what the user is told as the job begins
     # After the cheap errors: PyTorch takes seconds.
     branches = pack_branches(job) if packed or job.settings.packed else None
-    first = branches.order() if branches else needed_first(job, sets["train"])
+    need = needed_first(job, sets["train"])
+    first = branches.order(need) if branches else need
     training = training_of(job, counts["train"], first)
     if saved is not None and resume is not None:
         training.take(saved, resume)
@@ -212,12 +213,16 @@ def pack_branches(job: Job) -> Sets:
 
 
 def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
-    """P2: the order of the parameters in the vector where steps have a plan: that in which the forward pass needs them.
+    """The order of the vector: that in which the forward pass needs its tensors. Else the model's own order.
+
+    It counts where steps have a plan (P2), in which averaged buffers are behind all parameters. It also counts where
+    parameters are pulled from servers: a module's buffers are beside them there.
 
     Raises:
         JobError: the job's functions fail.
     """
-    if job.settings.priorities is None:
+    planned = job.settings.priorities is not None
+    if not (planned or job.settings.served):
         return []
     from trainer.flat import FlatModel
     from trainer.need import order_of_need
@@ -226,7 +231,7 @@ def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
     model.train()
     order = order_of_need(model, lambda whole: job.loss(whole, batch))
     parameters = {name for name, _ in model.named_parameters()}
-    return [name for name in order if name in parameters]
+    return [name for name in order if name in parameters] if planned else order
 
 
 def order_branches(

@@ -167,6 +167,24 @@ def net() -> nn.Module:
 ORDER = ["3.running_mean", "2.weight", "3.bias", "1.running_var", "1.running_mean", "0.weight"]
 
 
+def test_a_set_lies_in_the_order_of_the_forward_pass() -> None:
+    """Set 2 begins with what it needs last, as many as fill a fragment; buffers are first all the same."""
+    sets = pack(items_of(load(SHIPPED, {})))
+    plain, need = sets.order(), list(reversed(sets.order()))
+    firsts = {name for item in sets.items[0] for name in item.tensors}
+    buffers = {name for items in sets.items for item in items for name in item.buffers}
+    turned = sets.order(need)
+    assert sorted(turned) == sorted(plain) and sets.order(plain) != turned
+    own = [name for name in turned if name in firsts]
+    assert turned[: len(own)] == own
+    place = [need.index(name) for name in own if name not in buffers]
+    assert place == sorted(place)
+    other = [name for name in turned if name not in firsts and name not in buffers]
+    place = [need.index(name) for name in other]
+    late = place.index(min(place))
+    assert late and place == sorted(place)[-late:] + sorted(place)[:-late]
+
+
 def test_steps_do_not_depend_on_the_order() -> None:
     """Two members of another order: the same bits by name, of weights, buffers, clipped gradients and a state."""
     models = [FlatModel(net()), FlatModel(net(), order=ORDER)]

@@ -167,6 +167,32 @@ def test_pushes_to_a_synchronisation_that_are_not_set(tmp_path: Path) -> None:
     assert ring["settings"]["sync_every"] is None and "notes" not in ring
 
 
+MADE = "\n\ndef model():\n    return Turned()"
+TURNED = """
+class Turned(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.norm = torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(4)
+        self.first, self.off = torch.nn.Linear(3, 4), torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+"""
+
+
+def test_what_is_pulled_lies_in_the_order_of_the_forward_pass(tmp_path: Path) -> None:
+    """Of servers. A module's averaged buffers are beside its parameters, and what is never used is last."""
+    text = JOB.replace("def model():\n    return torch.nn.Linear(3, 2)", TURNED + MADE)
+    job = make(tmp_path / "job", text)
+    first = ["first.weight", "first.bias", "norm.weight", "norm.bias"]
+    statistics, last = ["norm.running_mean", "norm.running_var"], ["last.weight", "last.bias"]
+    off = ["off.weight", "off.bias"]
+    served = prepare(job, tmp_path / "served", None, {"system": "S", "sync_every": 1})
+    assert weights.order(served["model"]) == [*first, *statistics, *last, *off]
+    ring = prepare(job, tmp_path / "ring", None, {})
+    assert weights.order(ring["model"]) == [*last, *first[2:], *first[:2], *off, *statistics]
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

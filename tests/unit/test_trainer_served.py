@@ -17,7 +17,7 @@ import pytest
 from tests.served_session import FakeServed, ServedNetwork
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
-from trainer import JobError
+from trainer import JobError, weights
 from trainer.job import load
 from trainer.records import Records
 from trainer.state import Saved
@@ -105,9 +105,10 @@ def replayed(network: ServedNetwork, outcome: Outcome, folder: Path) -> Referenc
     prepared = json.loads((folder / "run" / "prepared" / "prepared.json").read_text())
     job = load(folder / "job", prepared["settings"])
     records = Records(outcome.folders[0] / "train.bin", prepared["train"]["fields"])
-    initial = vector_of(job.model())
+    order = weights.order(prepared["model"])
+    initial = vector_of(job.model(), order)
     workers = network.all_working
-    reference = Reference(job, initial, records, workers, len(network.servers))
+    reference = Reference(job, initial, records, workers, len(network.servers), order)
     reference.replay(network.log)
     return reference
 
