@@ -7,6 +7,7 @@ python -m tests.simulator --seeds 500 --exchange stripes
 python -m tests.simulator --seeds 500 --exchange servers
 python -m tests.simulator --seeds 500 --steps     of jobs whose steps take several rounds
 python -m tests.simulator --seeds 500 --channels  of phases with channels (docs/channels.md)
+python -m tests.simulator --seeds 500 --channels --steps   of jobs whose steps have a plan, on several channels
 python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """
 
@@ -22,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from nicps.exchange import Exchange
-from tests.simulator import channel_lan, schedules
+from tests.simulator import channel_lan, planned_lan, schedules
 from tests.simulator.digest import digest_of_all
 from tests.simulator.lan import Lan
 
@@ -38,6 +39,8 @@ class Job(NamedTuple):
 
     def lan(self) -> Lan:
         """With its faults laid out."""
+        if self.channels and self.steps:
+            return planned_lan.lan_of(self.seed, self.hosts)
         if self.channels:
             return channel_lan.lan_of(self.seed, self.hosts)
         return schedules.lan_of(self.seed, self.hosts, self.series, self.steps)

@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Committed, NodeState, Send, Timings
-from nicps.protocol.plan import ChannelPlan
 from nicps.wire import FrameType
 from tests.simulator.channel_checks import ChannelChecks
 from tests.simulator.channel_host import ChannelHost
+from tests.simulator.channel_wire import ChannelWire
 from tests.simulator.faults import Moment
 from tests.simulator.host import Host
-from tests.simulator.lan import HOP_S, Conditions, Lan
-from tests.simulator.places import StripeFrame
+from tests.simulator.lan import HOP_S, Conditions
 from tests.simulator.schedules import Outcome, conditions_of
-from tests.simulator.sums import SumChecks
 
 LIMIT_S = 60.0
 _FORMED_S = 0.8
@@ -42,7 +39,7 @@ _LOST = (
 )
 
 
-def _between_commits(host: Host, action: Action) -> bool:
+def between_commits(host: Host, action: Action) -> bool:
     """A round of a step is committed at a host, and another one of that step is not."""
     ring = host.node.rings.current
     step = getattr(ring, "step", None)
@@ -58,7 +55,7 @@ def _announces(flag: int) -> Moment:
 
 
 _MOMENTS: dict[str, Moment] = {
-    "between two commits": _between_commits,
+    "between two commits": between_commits,
     "commit": lambda host, action: isinstance(action, Committed),
     "offer": _announces(wire.Flag.OFFERED),
     "mark": _announces(wire.Flag.COMPLETE),
@@ -68,16 +65,12 @@ _MOMENTS: dict[str, Moment] = {
 }
 
 
-class ChannelLan(Lan):
-    """Attributes: `part_s`, between two parts of a step; `late_channels`, what the LAN holds up; `free_at`, when a
-    channel's way out of a host is free."""
+class ChannelLan(ChannelWire):
+    """Attributes: `free_at`, when a channel's way out of a host is free."""
 
     checks: ChannelChecks
 
     def __init__(self, seed: int, rng: random.Random, hosts: int, conditions: Conditions) -> None:
-        self.seed = seed
-        self._sums: dict[int, SumChecks] = {}
-        self._plans = random.Random(f"plans {seed}")
         super().__init__(
             hosts,
             conditions,
@@ -95,8 +88,7 @@ class ChannelLan(Lan):
             drift=rng.choice((0.0, 1e-3, 0.05)),
             timings=Timings(),
         )
-        self.part_s = rng.choice((1e-4, 1e-3, 5e-3))
-        self.late_channels = rng.choice(("none", "bulk", "urgent", "any"))
+        self.draw_delays(rng)
         self.free_at: dict[tuple[int, int], float] = {}
         self.checks = ChannelChecks(self)
         if self.plan.quorum < 1 and rng.random() < 0.5:
@@ -104,66 +96,6 @@ class ChannelLan(Lan):
 
     def _host(self, index: int, rate: float) -> ChannelHost:
         return ChannelHost(self, index, rate)  # type: ignore[arg-type]
-
-    def sums_of(self, channel: int) -> SumChecks:
-        """What was offered to that channel's rounds, and what it came to."""
-        if not channel:
-            return self.checks.sums
-        if channel not in self._sums:
-            self._sums[channel] = SumChecks(_Relay(self))  # type: ignore[arg-type]
-        return self._sums[channel]
-
-    def plans(self) -> tuple[ChannelPlan, ...]:
-        """A random plan: up to 8 channels, up to 6 rounds each."""
-        rng = self._plans
-        channels = rng.choice((1, 2, 2, 3, 3, 4, 8))
-        most = min(6, wire.MOST_ROUNDS // channels)
-        found = []
-        sizes = (1, 3, 9) if self.conditions.loss else (1, 3, 9, 40)
-        for channel in range(channels):
-            rounds = tuple(rng.choice(sizes) for _ in range(rng.randint(1, most)))
-            urgency = rng.choice((channel, 7 - channel))
-            found.append(ChannelPlan(urgency, max(rounds), rounds))
-        return tuple(found)
-
-    def _delay(self, channel: int) -> float:
-        """What holds up a frame of that channel."""
-        held = {"none": False, "bulk": channel == 0, "urgent": channel > 0, "any": True}
-        if not held[self.late_channels] or self.odds.random.random() < 0.7:
-            return 0.0
-        return self.odds.random.random() * 2e-3
-
-    def stripe(
-        self, sender: Any, frame: StripeFrame, when: float, *, answers: bool = False
-    ) -> None:
-        """A frame of a channel, for one host or for all."""
-        life, channel = sender.life, getattr(sender, "channel", 0)
-        if self.lose.get(frame.type):
-            self.lose[frame.type] -= 1
-            return
-
-        def take(host: Host) -> None:
-            assert isinstance(host, ChannelHost)
-            passes = (sender.index, host.index) not in self.starved
-            if passes and (sender.life == life or when <= sender.killed_at):
-                host.at(channel).kernel.stripes.take(frame)
-
-        floods = frame.to is None or self.odds.flood()
-        only = None if floods else next(h for h in self.hosts if h.mac == frame.to)
-        real = self.hosts[sender.index]
-        way = 2 * channel + answers
-        self._deliver(real, when + self._delay(channel), take, only, way=way)
-
-
-class _Relay:
-    """The violations of a channel are the LAN's."""
-
-    def __init__(self, lan: ChannelLan) -> None:
-        self.lan = lan
-
-    def fail(self, what: str) -> None:
-        """Stop the simulation."""
-        self.lan.checks.fail(what)
 
 
 class ChannelFaults:

@@ -171,6 +171,10 @@ class Checks:
         if trains and before in led and host.judged < round_ - 1:
             self.fail(f"round {round_} is committed, {round_ - 1} not decided on")
 
+    def last_trained(self, host: Host, commit: Committed) -> int:
+        """The last round that the state of a host must have after that commit."""
+        return commit.round
+
     def saved(self, host: Host, program: Program) -> None:
         """A lead has its state saved: no round has counted that is not in it."""
         if program.state.last < host.committed:

@@ -59,13 +59,13 @@ class Disk:
         self.incoming: Incoming | None = None
         self._streams: dict[int, Any] = {}
         self._queue: deque[_Begun] = deque()
-        self._accumulators: dict[int, tuple[int, int, int]] = {}
+        self._accumulators: dict[int, ReserveAccumulators] = {}
         self._busy = False
 
     # ---- at once
 
-    def take_accumulators(self, number: int) -> tuple[int, int, int]:
-        """Blocks of a bank, and room and places for stripes, of those that were reserved under that number."""
+    def take_accumulators(self, number: int) -> ReserveAccumulators:
+        """What was reserved under that number."""
         return self._accumulators.pop(number)
 
     def hand_out(self, stream: int, first_round: int) -> bool:
@@ -128,7 +128,7 @@ class Disk:
         if isinstance(task, ReserveAccumulators):
             if task.room and self._host.refuses_stripes:
                 return StripesRefused("the kernel refuses nicps_stripes")
-            self._accumulators[begun.begin.ticket] = task.blocks, task.room, task.places
+            self._accumulators[begun.begin.ticket] = task
             return begun.begin.ticket
         if isinstance(task, OpenStream):
             return self._open(task, begun.files)

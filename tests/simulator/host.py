@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,13 @@ from nicps.exchange import Exchange
 from nicps.job import LifeSettings
 from nicps.job import actions as act
 from nicps.job.part import Part
+from nicps.job.slow_work import ReserveAccumulators
 from nicps.protocol import View
 from nicps.session import shared_form as says
 from nicps.session.events import Progressed, Warned
 from nicps.session.messages import Error, Result
 from tests.simulator.disk import WINDOW, Disk, Incoming
-from tests.simulator.kernel import Kernel
+from tests.simulator.kernel import Kernel, Receiver
 from tests.simulator.outbox import Outbox
 from tests.simulator.places import Places, Records
 from tests.simulator.program import Program
@@ -78,7 +79,7 @@ class Host:
         self.disk = Disk(self)
         self.machine = WatchedLife(self.mac, settings, self)
         self.watch = Watch(self)
-        self.outbox = Outbox(self)
+        self.outbox = self._outbox()
         self.node = self.machine.node  # the protocol's part of it
         self.process: Program | None = None
         self.memory: Program | None = None  # the one whose gradient is in the shared memory
@@ -97,6 +98,17 @@ class Host:
         """What its agent was told."""
         exchange = self.lan.plan.exchange
         return exchange if self.believes and not exchange.central else Exchange.BROADCAST
+
+    def _outbox(self) -> Outbox:
+        return Outbox(self)
+
+    def receiver(self) -> Receiver:
+        """What has arrived."""
+        return Receiver(self.kernel)
+
+    def at(self, channel: int) -> Any:
+        """The host as the kernel's area of that channel has it."""
+        return self
 
     @property
     def part(self) -> Part | None:
@@ -392,7 +404,7 @@ class Host:
                 self.kernel.clear()
                 self.kernel.alive = self.clock()
             case act.UseAccumulators(number):
-                self._renew(*self.disk.take_accumulators(number))
+                self._use(self.disk.take_accumulators(number))
                 if lan.plan.exchange.absolute:
                     self.later(0.0, lambda: self.do(self.machine.room_made(self.clock())))
             case act.RenewAccumulators(blocks, room):
@@ -401,7 +413,7 @@ class Host:
                 self.kernel.stripes.retire_places()
             case act.StartProgram(number):
                 assert self.part is not None
-                self.process = self.memory = Program(self, number, self.part.settings)
+                self.process = self.memory = self._start(number, self.part.settings)
                 self.process.blank = self.watch.restores or self.started
                 self.started = True
             case act.EndProgram(number, reason):
@@ -446,6 +458,13 @@ class Host:
             case act.RunHook(reason):
                 self.note(f"HOOK {reason}")
                 self.hooks.append(reason)
+
+    def _start(self, number: int, settings: Mapping[str, Any]) -> Program:
+        """A training program."""
+        return Program(self, number, settings)
+
+    def _use(self, made: ReserveAccumulators) -> None:
+        self._renew(made.blocks, made.room, made.places)
 
     def _renew(self, blocks: int, room: int, places: int = 0) -> None:
         """New memory of the kernel's; 0: what there is does."""

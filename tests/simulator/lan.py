@@ -214,6 +214,8 @@ class Lan:
         }
         if plan.steps:
             settings["rank"] = 1
+        if plan.planned:
+            settings["priorities"] = wire.MAX_CHANNELS
         return {"job": "job", "files": [{"path": "job.tar"}], "settings": settings}
 
     def note(self, text: str) -> None:

@@ -74,9 +74,7 @@ class Outbox:
             lan.checks.can_read(host, host.disk.hand_out(action.stream, action.phase.first_round))
         lan.digest.add_contribution(host.index, self.free_at, fragments)
         if fragments.striped is not None:
-            total, width = action.phase.fragments_in(fragments.round), action.phase.width
-            self.free_at = host.kernel.stripes.send(fragments, total, width, self.free_at)
-            host.later(self.free_at - now, lambda: self._sent(fragments, now))
+            self._stripe(action, now)
             return
         send = lan.feed if fragments.flags & wire.Flag.ADD else lan.fragment
         key = host.keys.get(fragments.view)
@@ -85,6 +83,13 @@ class Outbox:
                 self.free_at += FRAGMENT_S
                 fragment = (fragments.view, key, host.node.number, fragments.round, index)
                 send(host, fragment, self.free_at)
+        host.later(self.free_at - now, lambda: self._sent(fragments, now))
+
+    def _stripe(self, action: act.Transmit, now: float) -> None:
+        """Fragments of stripes leave."""
+        host, fragments = self._host, action.fragments
+        total, width = action.phase.fragments_in(fragments.round), action.phase.width
+        self.free_at = host.kernel.stripes.send(fragments, total, width, self.free_at)
         host.later(self.free_at - now, lambda: self._sent(fragments, now))
 
     def _sent(self, fragments: protocol.SendFragments, started: float) -> None:

@@ -206,9 +206,8 @@ class Program:
         if self.host.sick:
             raise Ended(1)
         model = hashlib.blake2b(f"model {self.state.weights}".encode(), digest_size=8).hexdigest()
-        lanes = self.lan.fragments * wire.lanes_per_fragment(self.lan.plan.width)
         self.lan.checks.hold(model, self.state)
-        self._say(says.Ready(lanes, model))
+        self._say(self._ready(model))
         while (phase := (yield from self._next_phase())).kind != "end":
             if phase.kind == "train":
                 yield from self._train(phase)
@@ -222,6 +221,11 @@ class Program:
         self.lan.checks.sums.ended(self)
         self.host.result = self.state.trained, self.state.weights
         raise Ended(0)
+
+    def _ready(self, model: str) -> says.Ready:
+        """The model is built."""
+        lanes = self.lan.fragments * wire.lanes_per_fragment(self.lan.plan.width)
+        return says.Ready(lanes, model)
 
     def _train(self, phase: Message) -> Steps:
         self.lan.checks.same_model(self.host, self, phase.number)

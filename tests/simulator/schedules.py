@@ -18,7 +18,7 @@ from tests.simulator.standing import stuck
 FORMED_S = 0.8  # about when the job has been handed out
 LIMIT_S = 60.0  # to end in, once no fault is left
 _CERTAIN_S = 3.0  # after which those who may not go on are taken at their word
-_WATCH_S = 0.5  # between two looks at that
+WATCH_S = 0.5  # between two looks at that
 
 AT_A_TIME = (
     *("kill", "kill", "lead kill", "lead kill", "pause", "lead pause", "program", "lead program"),
@@ -72,7 +72,7 @@ def lan_of(
     """
     if series == Exchange.SERVERS:
         served = served_schedules.lan_of(seed, hosts)
-        served.at(_WATCH_S, lambda: watch(served, "", 0.0))
+        served.at(WATCH_S, lambda: watch(served, "", 0.0))
         return served
     rng = random.Random(seed)
     hosts = hosts or rng.randint(3, 9)
@@ -148,7 +148,7 @@ def lan_of(
         start = users.random() * (FORMED_S + lasts)
         faults.at_time(start, users.choice(("cancel", "lead cancel")), users.choice(there))
     lan.hosts[0].submit()
-    lan.at(_WATCH_S, lambda: watch(lan, "", 0.0))
+    lan.at(WATCH_S, lambda: watch(lan, "", 0.0))
     return lan
 
 
@@ -215,7 +215,7 @@ def watch(lan: Lan, before: str, since: float) -> None:
         return
     if lan.now > lan.calm_at + LIMIT_S:
         lan.checks.fail(f"the job has not ended {LIMIT_S} s after the last fault: {places(lan)}")
-    lan.at(lan.now + _WATCH_S, lambda: watch(lan, before, since))
+    lan.at(lan.now + WATCH_S, lambda: watch(lan, before, since))
 
 
 def places(lan: Lan) -> str:

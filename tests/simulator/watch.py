@@ -10,7 +10,6 @@ from nicps import protocol, wire
 from nicps.job import Life, LifeSettings
 from nicps.job.dispatcher import Dispatcher
 from nicps.protocol import Phase
-from tests.simulator.kernel import Receiver
 
 if TYPE_CHECKING:
     from tests.simulator.host import Host
@@ -47,7 +46,7 @@ class WatchedLife(Life):
 
     def __init__(self, mac: bytes, settings: LifeSettings, host: Host) -> None:
         super().__init__(
-            mac, settings, Receiver(host.kernel), lambda: host.lan.random.getrandbits(63) + 1
+            mac, settings, host.receiver(), lambda: host.lan.random.getrandbits(63) + 1
         )
         self._dispatcher = WatchedDispatcher(settings, self.node, self.roles)
 
@@ -134,4 +133,4 @@ class Watch:
             self.source = next(one for one in host.lan.hosts if one.mac == source)
             self.restores = phase.settings["purpose"] != "job"
         elif phase.kind is wire.PhaseKind.TRAIN:
-            host.committed = commit.round
+            host.committed = checks.last_trained(host, commit)
