@@ -13,7 +13,7 @@ def test_settings_are_read_as_they_are_given() -> None:
     assert readable(settings) == "batch=30 redeal=True servers=h1,h2 slow.h2=1.5"
     assert readable(["h2", "h1"]) == "h2 h1"
     assert readable([{"name": "h1", "round": 3}]) == "name=h1 round=3"
-    assert (readable(None), readable(0.5), readable([])) == ("None", "0.5", "")
+    assert (readable(None), readable(0.5), readable([])) == ("-", "0.5", "-")
 
 
 @pytest.mark.parametrize(("system", "label"), [("S", "synchronisations"), ("R", "rounds")])
