@@ -176,7 +176,10 @@ class Life:
         Args:
             awaited: all members wait for the rest of the gradient of this host's training program.
         """
-        self._awaited = awaited = awaited or self.node.awaits_lanes
+        node = self.node
+        # While another phase is prepared nobody waits for the open rounds: the memory of their lanes may be gone.
+        lanes = node.awaits_lanes and node.phase is node.phase_in_force
+        self._awaited = awaited = awaited or lanes
         orders = self.part.tick(now, awaited) if self.part is not None else []
         orders += self.roles.lead.tick(now) if self.roles.lead is not None else []
         actions: Sequence[protocol.Action] = ()

@@ -103,12 +103,21 @@ class PlannedChecks(Checks):
         step = phase.step_of(commit.round, commit.channel)
         before, view = host.last_commit, node.view.number
         host.last_commit = view, phase.number, step, node.leads
-        led = {(v, phase.number, s, True) for v in (view - 1, view) for s in (step - 1, step)}
+        # Survivors of a view may have rounds of a step whole that nobody has decided on: it goes on to its end.
+        led = {(v, phase.number, step - 1, True) for v in (view - 1, view)}
         judged = phase.first_of(step) - 1
         if node.leads and step and before in led and host.judged < judged:
             self.fail(
                 f"round {commit.round} of channel {commit.channel} is committed, {judged} not decided on"
             )
+
+    def ends(self, host: PlannedHost, reason: str) -> None:
+        """An agent ends its training program for what it does not do: only where that hangs, or has been stopped."""
+        process = host.process
+        if process is None or "has not moved" not in reason:
+            return
+        if not (process.hung or host.was_paused):
+            self.fail(f"{host.node.name} ends a training program that works: {reason}")
 
     def last_trained(self, host: Host, commit: Committed) -> int:
         """The last round of channel 0 in the last step of which all rounds are committed."""

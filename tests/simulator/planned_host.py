@@ -43,16 +43,19 @@ class PlannedOutbox(Outbox):
 
 
 class PlannedHost(Host):
-    """Attributes: `ports`, of the channels above 0; `opened`, the last phase and step in which it has committed."""
+    """Attributes: `ports`, of the channels above 0; `opened`, the open round of each channel, by phase."""
 
     lan: PlannedLan
 
     def _boot(self) -> None:
         self.ports = [Port(self, channel) for channel in range(1, wire.MAX_CHANNELS)]  # type: ignore[arg-type]
-        self.opened: dict[
-            int, list[int]
-        ] = {}  # by first round of the phase: rounds of each channel
+        self.was_paused = False  # in this life
+        self.opened: dict[int, list[int]] = {}
         super()._boot()
+
+    def pause(self) -> None:
+        super().pause()
+        self.was_paused = True
 
     def _outbox(self) -> Outbox:
         return PlannedOutbox(self)
@@ -79,6 +82,9 @@ class PlannedHost(Host):
                 super()._do(action)
             case protocol.Narrow():
                 self.at(action.channel).kernel.stripes.narrow(action)
+            case act.EndProgram(_, reason):
+                self.lan.checks.ends(self, reason)
+                super()._do(action)
             case act.EnterView():
                 super()._do(action)
                 for port in self.ports:

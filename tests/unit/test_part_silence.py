@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from nicps import wire
+from nicps.job import Life
 from nicps.job.accumulators import Memory
 from nicps.job.actions import EndProgram, EnterPhase, ShowClosed
 from nicps.job.orders import RoundJudged, Warn
@@ -313,3 +316,25 @@ def test_a_lead_that_has_judged_owes_no_more(why: str) -> None:
     host.spot.leads = True
     host.goes_on(phase, again=False)
     assert silence.lasts(host.now) is None
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_nobody_waits_for_lanes_while_another_phase_is_prepared(prepares: bool) -> None:
+    """The plan of the phase to come has other areas: what was converted for the open round is gone with the old ones,
+    though the program has done its part."""
+    in_force = training()
+    coming = training(number=4) if prepares else in_force
+    told: list[bool] = []
+    node = SimpleNamespace(
+        awaits_lanes=True, phase=coming, phase_in_force=in_force, deadline=lambda: 9.0
+    )
+    life = SimpleNamespace(
+        node=node,
+        part=SimpleNamespace(tick=lambda now, awaited: told.append(awaited) or []),
+        roles=SimpleNamespace(lead=None),
+        _dispatcher=SimpleNamespace(process=lambda *_: []),
+    )
+    Life.tick(cast(Life, life), 1.0)
+    assert told == [not prepares]
+    Life.tick(cast(Life, life), 1.0, awaited=True)
+    assert told[1:] == [True], "fragments wait in this host's own queue"
