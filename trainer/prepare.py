@@ -217,8 +217,8 @@ def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
     """
     if job.settings.priorities is None:
         return []
+    from nicps.torch.need import order_of_need
     from trainer.flat import FlatModel
-    from trainer.need import order_of_need
 
     model, batch = job.model(), FlatModel.tensors(two_of(samples))
     model.train()
