@@ -224,8 +224,8 @@ def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
     planned = job.settings.priorities is not None
     if not (planned or job.settings.served):
         return []
+    from nicps.torch.need import order_of_need
     from trainer.flat import FlatModel
-    from trainer.need import order_of_need
 
     model, batch = job.model(), FlatModel.tensors(two_of(samples))
     model.train()

@@ -21,14 +21,14 @@ def carried_out(
     text: str,
     ranks: Ranks,
     deadline: float,
-    note: Callable[[tuple[int, ...]], None],
+    note: Callable[[Attempt], None],
 ) -> R:
     """What the call has come to.
 
     Args:
         text: what is called, the same at all members.
         deadline: on the monotonic clock.
-        note: is told which ranks were counted.
+        note: is told what has been exchanged, also where that is of no use.
 
     Raises:
         CallMismatch: the members have called different things.
@@ -43,9 +43,9 @@ def carried_out(
         except Differs:
             raise _explained(link, text, ranks, deadline) from None
         except MemberLost:
-            note(attempt.counted)
+            note(attempt)
             raise
-        note(attempt.counted)
+        note(attempt)
         return result
 
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,13 @@ R = TypeVar("R")
 _FAILED = "the program has failed"
 _END_LIMIT_S = 5.0  # for the thread to end after that
 DEFAULT_TIMEOUT_S = 1800.0
+
+
+class Spent(NamedTuple):
+    """Of one call: when it began, on the monotonic clock, and how long then not all others had called."""
+
+    began: float
+    seconds_listed: float
 
 
 class Group(Operations):
@@ -62,6 +69,7 @@ class Group(Operations):
         self._wanted, self._come_in = rank, come_in
         self._timeout_s = timeout_s
         self.channels = 1
+        self._spent: dict[int, Spent] = {}
         self.on_loss: Callable[[tuple[int, ...]], None] | None = None
         self.lost: tuple[int, ...] = ()
         self.changes = 0
@@ -272,6 +280,7 @@ class Group(Operations):
 
     def _carry_out(self, call: Call, channel: int) -> Any:
         if self._link is None:
+            self._spent[channel] = Spent(time.monotonic(), 0.0)
             return call.alone()
         return self._attempt(call.carry_out, call.text, self._ranks, channel=channel)
 
@@ -348,9 +357,18 @@ class Group(Operations):
         assert link is not None
         if channel >= len(link.plan):
             raise UsageProblem(f"there is no channel {channel}: the plan has not come into force")
-        note = self._note_lost if coming is None else _ignore
         deadline = time.monotonic() + self._timeout_s
+
+        def note(done: Attempt) -> None:
+            self._spent[channel] = Spent(done.began, done.seconds_listed)
+            if coming is None:
+                self._note_lost(done.counted)
+
         return carried_out(link.of(channel), carry_out, text, ranks, deadline, note)
+
+    def spent(self, channel: int) -> Spent:
+        """Of the last call on that channel; for a callback of its future."""
+        return self._spent[channel]
 
     def _note_lost(self, here: tuple[int, ...], *, anew: bool = False) -> None:
         """Only these are left; or, `anew`, are there."""
@@ -380,7 +398,3 @@ class Group(Operations):
             link.leave()
         except CollectiveFailed as error:
             link.close(str(error))
-
-
-def _ignore(_: tuple[int, ...]) -> None:
-    pass

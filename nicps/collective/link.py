@@ -143,7 +143,7 @@ class Link:
                 round_ = self._open[channel]
                 self._offer(channel, round_, vector, call)
                 commit = self._mail.take_commit(channel, round_, deadline)
-            found = Round(round_, dict(commit.counted))
+            found = Round(round_, dict(commit.counted), commit.seconds_listed)
             self._judge_round(found, channel)
             if found.agrees:
                 self._memory().of(channel).settle(commit, vector)

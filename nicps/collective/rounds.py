@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,13 +69,15 @@ class Attempt:
         text: what is called, the same at all members.
         ranks: None before the members have ranks: then their numbers serve.
 
-    Attributes: `members`, whose contributions are in the sums, by number; empty before the first round.
+    Attributes: `members`, whose contributions are in the sums, by number; empty before the first round. `began`, on the
+    monotonic clock; `seconds_listed`, how long of the time since then not all others had offered.
     """
 
     def __init__(self, link: Exchange, text: str, ranks: Ranks, deadline: float) -> None:
         self._link, self._text, self._ranks, self._deadline = link, text, ranks, deadline
         self._rounds = 0
         self.members: frozenset[int] = frozenset()
+        self.began, self.seconds_listed = time.monotonic(), 0.0
 
     @property
     def counted(self) -> tuple[int, ...]:
@@ -124,6 +127,7 @@ class Attempt:
         if not round_.agrees:
             raise Differs
         self.members = frozenset(round_.offers)
+        self.seconds_listed += round_.seconds_listed
         return self.members
 
     # ---- what each member has

@@ -80,10 +80,13 @@ class Vector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round that is committed. `offers`: what each member in its list has offered, by number."""
+    """A round that is committed. `offers`: what each member in its list has offered, by number. `seconds_listed`: from
+    this member's offer until all had offered.
+    """
 
     number: int
     offers: dict[int, int]
+    seconds_listed: float = 0.0
 
     @property
     def agrees(self) -> bool:

@@ -6,16 +6,22 @@ import nicps.torch
 
 dist.init_process_group("nicps")
 
+agreed.py     what all ranks agree on of a model's parts
 backend.py    the process group: collectives of tensors
 callbacks.py  futures whose callbacks make calls
 compress.py   DDP's gradients in narrow lanes, averaged over the hosts that were counted
 elastic.py    hosts that come back, or late: the state that they get
+flowing.py    parts on their way, each on a channel
 factors.py    matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
 guarded.py    tensors and states that wait before their value is used
 join.py       rank and world size from the agent
 low_rank.py   DDP's gradients as such factors
+need.py       the order in which a forward pass needs parameters
+overlap.py    scripts whose next forward pass runs while gradients are on their way
 parts.py      a step of an optimizer, part by part, as sums arrive
 pending.py    parameters that wait for their update, and the loop around them
+planner.py    when a script's steps are measured, and what follows
+shares.py     which parameters make a part, and on which channel it travels
 staging.py    tensors of a GPU
 store.py      the store that all ranks share
 tcp.py        what goes over TCP: Gloo
@@ -29,6 +35,7 @@ from nicps.torch import join
 from nicps.torch.backend import ProcessGroupNicps
 from nicps.torch.compress import compress
 from nicps.torch.elastic import State, average
+from nicps.torch.overlap import overlap
 
 
 def register() -> None:
@@ -42,4 +49,4 @@ def register() -> None:
 
 register()
 
-__all__ = ["ProcessGroupNicps", "State", "average", "compress", "register"]
+__all__ = ["ProcessGroupNicps", "State", "average", "compress", "overlap", "register"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,7 @@ class State:
             return self._sync(group)  # the others have gone on without this process: it comes back
 
     def _sync(self, group: Group) -> bool:
+        handles = _renewed_of(group)
         with says(_WAITS, _QUIET_S) if group.late or group.out else contextlib.nullcontext():
             admission = group.admit().result()
         if not admission.ranks:
@@ -75,7 +77,11 @@ class State:
             except MemberLost:
                 continue  # it is lost meanwhile, as all ranks know
             if admission.late:
+                for handle in handles:
+                    handle.forget()
                 self._load(data)
+            for handle in handles:
+                handle.renew()
             return True
         raise MemberLost("nobody is left of the ranks that had the state")
 
@@ -101,6 +107,28 @@ class State:
                 part.load_state_dict(found)
             else:
                 setattr(self, name, found)
+
+
+class Renewed(Protocol):
+    """What must know of hosts that have come in."""
+
+    def forget(self) -> None:
+        """This process takes the state of the others."""
+
+    def renew(self) -> None:
+        """All ranks have the same state now, and call this at the same point."""
+
+
+_renewed: WeakKeyDictionary[Group, list[ref[Renewed]]] = WeakKeyDictionary()
+
+
+def note_renewed(group: Group, handle: Renewed) -> None:
+    """Tell the handle as long as it lives."""
+    _renewed.setdefault(group, []).append(ref(handle))
+
+
+def _renewed_of(group: Group) -> list[Renewed]:
+    return [handle for each in _renewed.get(group, ()) if (handle := each()) is not None]
 
 
 def average(_, bucket):  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -241,6 +242,8 @@ class Parts:
         promised: is called for each part that is promised, before another thread can update it.
         updated: is called in the thread that has carried out the update, before another thread sees its end.
         attend: waits until it is true, and is woken behind each future; otherwise the thread sleeps.
+
+    Attributes: `waited` and `updating`, seconds so far in which threads have waited, and have updated.
     """
 
     def __init__(
@@ -254,6 +257,7 @@ class Parts:
         self.parts = tuple(parts)
         self._step, self._promised, self._updated = step, promised, updated
         self._attend = attend
+        self.waited = self.updating = 0.0
         self._due: dict[int, Due] = {}
         self._lock = threading.RLock()  # with it a thread may update, and sees no half of an update
         self._updating = False
@@ -359,7 +363,7 @@ class Parts:
             )
         settings = self._due.pop(due.part.index).settings
         assert settings is not None
-        self._updating = True
+        self._updating, begun = True, time.monotonic()
         try:
             due.fill()
             self._step(due.part.parameters, due.gradients, settings)
@@ -368,14 +372,17 @@ class Parts:
             raise
         finally:
             self._updating = False
+            self.updating += time.monotonic() - begun
         self._updated(due)
 
     def _wait_for_news(self, seen: int) -> int:
         if self._attend is not None:
             self._attend(lambda: self._count != seen)
             return self._count
+        begun = time.monotonic()
         with self._news:
             self._news.wait_for(lambda: self._count != seen)
+            self.waited += time.monotonic() - begun
             return self._count
 
     def _wait_until(self, done: Callable[[], bool]) -> None:

@@ -50,18 +50,24 @@ class PendingSteps:
         model: its modules wait in front of their forward pass, each for its own parameters.
         parts: all parameters of the optimizer that require a gradient, in the order of need.
         offer: the source of sums.
+        stepped: is called at the end of each `step()`.
 
     Raises:
         UsageProblem: the model or the optimizer cannot be updated part by part.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, parts: Sequence[Part], offer: Offer
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parts: Sequence[Part],
+        offer: Offer,
+        stepped: Callable[[], None] = lambda: None,
     ) -> None:
         self._update = PartStep(optimizer)
         self._hidden = Hidden(self._wait_for)
         self._parts = Parts(self._show_and_update, parts, self._hide, self._updated)
-        self._offer, self._optimizer = offer, optimizer
+        self._offer, self._optimizer, self._stepped = offer, optimizer, stepped
         self._place = {
             id(each): (part, at) for part in parts for at, each in enumerate(part.parameters)
         }
@@ -83,14 +89,25 @@ class PendingSteps:
         ]
         for each in self._parameters():
             self._hooks.append(each.register_post_accumulate_grad_hook(self._take))  # type: ignore[no-untyped-call]
-        self._whole_step = optimizer.step
-        self._take_over(optimizer)
+        self._replaced = ReplacedStep(optimizer, self._step)
+        self._whole_step = self._replaced.whole
+        self._guard_state(optimizer)
 
     # ---- what a script calls
 
     def wait(self) -> None:
         """Wait until all parameters are updated, if `step()` was called."""
         self._parts.wait()
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Seconds so far in which threads have waited for parts, and have updated them."""
+        return self._parts.waited, self._parts.updating
+
+    @property
+    def syncs(self) -> bool:
+        """It is not in `no_sync`."""
+        return self._syncs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -116,23 +133,9 @@ class PendingSteps:
             self._hidden.give_back(self._parameters())
             self._plain(each.grad for each in self._parameters())
             self._optimizer.state = self._optimizer.state.plain()  # type: ignore[attr-defined]
-            if self._optimizer.__dict__.get("step") is self._own_step:
-                self._optimizer.step = self._whole_step  # type: ignore[method-assign]
-                if not hasattr(self._whole_step, _SCHEDULED):
-                    del self._optimizer.step
+            self._replaced.put_back()
 
     # ---- hooks
-
-    def _take_over(self, optimizer: Optimizer) -> None:
-        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return self._step(closure)
-
-        # What a scheduler looks for at the function that it has put there is at this one too.
-        if hasattr(optimizer.step, _SCHEDULED):
-            setattr(step, _SCHEDULED, True)
-        self._own_step = types.MethodType(step, optimizer)
-        optimizer.step = self._own_step  # type: ignore[method-assign]
-        self._guard_state(optimizer)
 
     def _guard_state(self, optimizer: Optimizer) -> None:
         optimizer.state = WaitingState(optimizer.state, self.wait)
@@ -256,6 +259,11 @@ class PendingSteps:
     # ---- `step()`
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
+        found = self._make_step(closure)
+        self._stepped()
+        return found
+
+    def _make_step(self, closure: Callable[[], Any] | None) -> Any:
         optimizer: Any = self._optimizer
         optimizer._opt_called = True  # what a scheduler looks for
         if self._closed:
@@ -348,6 +356,33 @@ class PendingSteps:
         for gradient in gradients:
             if type(gradient) is self._gradient:
                 gradient.__class__ = torch.Tensor
+
+
+class ReplacedStep:
+    """An optimizer's `step`, in whose place another function is called with the closure.
+
+    Attributes: `whole`, what it was before.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, call: Callable[[Callable[[], Any] | None], Any]
+    ) -> None:
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return call(closure)
+
+        self._optimizer, self.whole = optimizer, optimizer.step
+        # What a scheduler looks for at the function that it has put there is at this one too.
+        if hasattr(optimizer.step, _SCHEDULED):
+            setattr(step, _SCHEDULED, True)
+        self._own = types.MethodType(step, optimizer)
+        optimizer.step = self._own  # type: ignore[method-assign]
+
+    def put_back(self) -> None:
+        """The optimizer has its own again, unless a third one has been put there."""
+        if self._optimizer.__dict__.get("step") is self._own:
+            self._optimizer.step = self.whole  # type: ignore[method-assign]
+            if not hasattr(self.whole, _SCHEDULED):
+                del self._optimizer.step
 
 
 def _mark(gradients: Iterable[torch.Tensor | None]) -> None:

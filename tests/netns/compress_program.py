@@ -73,7 +73,8 @@ def means() -> None:
     Each rank knows the vectors and residuals of all.
     """
     group, rank, size = dist.group.WORLD.group, dist.get_rank(), dist.get_world_size()
-    room = group._link.room = 400  # two rounds a vector
+    room = 400  # two rounds a vector
+    group.plan([0], [room * PER_FRAGMENT]).result()
     for lane, width in LANES.items():
         length = 150_001
         own = np.zeros(length, np.float32)

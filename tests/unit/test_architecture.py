@@ -131,7 +131,12 @@ ROOMS = {
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/collective": (ERRORS, WIRE, BARRIER, SESSION, "nicps.collective"),
-    "nicps/torch": (ERRORS, "nicps.collective", "nicps.torch"),
+    "nicps/need_first.py": (),
+    "nicps/measuring.py": ("nicps.need_first",),
+    "nicps/torch": (
+        *(ERRORS, "nicps.collective", "nicps.torch"),
+        *("nicps.measuring", "nicps.need_first"),
+    ),
     "nicps/flows.py": (ERRORS, SESSION, "nicps.client", "nicps.collective", "nicps.steps"),
     "nicps/steps.py": (ERRORS, WIRE, SESSION, "nicps.client", "nicps.collective"),
     "nicps/gateway.py": (ERRORS, SESSION, "nicps.client", "nicps.gradient_json"),
@@ -154,7 +159,7 @@ ROOMS = {
     "trainer": (
         *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
         *("nicps.torch.guarded", "nicps.torch.parts", "nicps.torch.pending"),
-        *("nicps.flows", "nicps.need_first"),
+        *("nicps.torch.need", "nicps.flows", "nicps.measuring", "nicps.need_first"),
         *(ERRORS, EXTRAS, PROGRAMS, STARTUP),
         *("nicps.gradient_json", "trainer"),
     ),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.need import order_of_need
+from nicps.torch.need import order_of_need
 
 pytestmark = pytest.mark.unit
 

@@ -27,14 +27,20 @@ def order_of_need(model: nn.Module, run: Callable[[nn.Module], object]) -> list[
     named: dict[int, str] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         named.setdefault(id(tensor), name)
-    uses = _Uses(named)
+    uses = Uses(named)
     with uses:
         run(model)
     return [*uses.order, *(name for name in named.values() if name not in uses.seen)]
 
 
-class _Uses(TorchFunctionMode):
-    """Sees every call of PyTorch's functions. `order`, `seen`: the names of the tensors that were used."""
+class Uses(TorchFunctionMode):
+    """Sees every call of PyTorch's functions.
+
+    Args:
+        named: tensors that are looked for, by their ids.
+
+    Attributes: `order`, `seen`: the names of those that were used.
+    """
 
     def __init__(self, named: dict[int, str]) -> None:
         super().__init__()

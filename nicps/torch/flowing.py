@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script's parts on their way, each on the channel of a group: on every channel in the same order at all ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nicps.collective import Group
+from nicps.collective.kinds import Array
+from nicps.torch.parts import Part
+
+#: The group's channel of parts on channel 0 of the plan; before it there is that of all other calls.
+FIRST = 1
+
+
+class Times(NamedTuple):
+    """Of one part, on the clock: this rank had offered it; all had; its mean was there."""
+
+    offered: float
+    listed: float
+    done: float
+
+
+class _Line:
+    """Parts that go out one after the other. `passed`: so many have, in this step."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.indices, self.passed = indices, 0
+        self.busy = False
+
+
+class Flowing:
+    """The parts of one step after the other.
+
+    Args:
+        channels: of each part; 0 is bulk.
+        lane: of `Group.average`.
+        residuals: what rounding has left over so far, by parameter; zeros for those that are not there.
+        serial: parts go out one after the other, each once the one before is a mean: from the rear to the front, at
+            all ranks that do so. It may be changed at any time, and counts from the next step on.
+
+    Attributes: `times`, of the parts of the last step; `numbers`, exchanged so far.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        parts: Sequence[Part],
+        channels: Sequence[int],
+        lane: str,
+        residuals: Mapping[str, Array],
+        *,
+        serial: bool,
+    ) -> None:
+        self._group, self._parts, self._channels, self._lane = group, parts, channels, lane
+        self.serial, self.times, self.numbers = serial, dict[int, Times](), 0
+        self._residuals = [_gathered(part, residuals) for part in parts]
+        self._lock = threading.RLock()
+        self._whole: dict[int, tuple[Array, Future[Any]]] = {}  # not gone out yet
+        self._left = 0  # parts of this step that are not means yet
+        self._in_series = False
+        self._lines: list[_Line] = []
+
+    def residuals(self) -> dict[str, Array]:
+        """What rounding has left over, by parameter, between two steps."""
+        found = {}
+        for part, whole in zip(self._parts, self._residuals, strict=True):
+            at = 0
+            for name, parameter in zip(part.names, part.parameters, strict=True):
+                found[name] = whole[at : at + parameter.numel()]
+                at += parameter.numel()
+        return found
+
+    def offer(self, part: Part, vector: torch.Tensor) -> Future[Any]:
+        """A part's gradients are whole: what `nicps.torch.pending.PendingSteps` offers."""
+        mean = Future[Any]()
+        with self._lock:
+            if not self._left:
+                self._begin()
+            self._whole[part.index] = vector.numpy(), mean
+            for line in self._lines:
+                if part.index in line.indices:
+                    self._pass_on(line)
+        return mean
+
+    def _begin(self) -> None:
+        """A step begins."""
+        self._left, self._in_series = len(self._parts), self.serial
+        self.times = {}
+        rear_first = range(len(self._parts))[::-1]
+        if self._in_series:
+            self._lines = [_Line(rear_first)]
+        else:
+            self._lines = [
+                _Line([index for index in rear_first if self._channels[index] == channel])
+                for channel in sorted(set(self._channels))
+            ]
+
+    def _pass_on(self, line: _Line) -> None:
+        """Let parts go out, as their turn has come."""
+        while line.passed < len(line.indices) and not (self._in_series and line.busy):
+            index = line.indices[line.passed]
+            if index not in self._whole:
+                return
+            vector, mean = self._whole.pop(index)
+            line.passed, line.busy = line.passed + 1, True
+            try:
+                future = self._group.average(
+                    vector,
+                    self._residuals[index],
+                    lane=self._lane,
+                    channel=FIRST + self._channels[index],
+                )
+            except BaseException as error:  # the group is closed
+                mean.set_exception(error)
+                continue
+            future.add_done_callback(partial(self._done, line, index, mean))
+
+    def _done(self, line: _Line, index: int, mean: Future[Any], future: Future[Any]) -> None:
+        """In the thread of the channel."""
+        error = future.exception()
+        with self._lock:
+            if error is None:
+                spent, now = self._group.spent(FIRST + self._channels[index]), time.monotonic()
+                listed = spent.began + spent.seconds_listed
+                self.times[index] = Times(spent.began, listed, now)
+                self.numbers += self._parts[index].size
+            self._left -= 1
+            line.busy = False
+        if error is None:
+            mean.set_result(None)
+        else:
+            mean.set_exception(error)
+        with self._lock:
+            self._pass_on(line)
+
+
+def _gathered(part: Part, residuals: Mapping[str, Array]) -> Array:
+    """Those of the part's parameters in one piece."""
+    whole, at = np.zeros(part.size, np.float32), 0
+    for name, parameter in zip(part.names, part.parameters, strict=True):
+        if name in residuals:
+            whole[at : at + parameter.numel()] = residuals[name]
+        at += parameter.numel()
+    return whole

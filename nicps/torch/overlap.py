@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script whose next forward pass runs while gradients are on their way (docs/pytorch.md).
+
+model = DistributedDataParallel(model)
+handle = nicps.torch.overlap(model, optimizer)  # the training loop stays as it is
+
+The first step is DDP's own. In it each rank sees the order in which the forward pass needs the parameters. From then on
+DDP averages nothing: gradients are exchanged part by part (`flowing.py`), and a parameter waits for its part
+(`pending.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from nicps.collective import Group
+from nicps.collective.kinds import Array
+from nicps.collective.lanes import PER_FRAGMENT
+from nicps.collective.operations import LANES
+from nicps.errors import UsageProblem
+from nicps.torch import elastic
+from nicps.torch.agreed import Agreed, agree, checksum, in_order
+from nicps.torch.compress import Losses
+from nicps.torch.flowing import Flowing, Times
+from nicps.torch.need import Uses
+from nicps.torch.parts import PartStep, cut
+from nicps.torch.pending import PendingSteps, ReplacedStep, check_model
+from nicps.torch.planner import Planner
+from nicps.torch.shares import Shares
+
+SCOPES = ("channels", "queue")
+#: Of the group's channel that all other calls have: buffers in front of a forward pass must not wait behind bulk.
+_URGENCY, _MOST_CHANNELS = 6, 6
+_ROOM = 8000 * PER_FRAGMENT  # numbers of all rounds together (`nicps.collective.group.Group.plan`)
+
+
+def overlap(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    *,
+    lane: str = "i32",
+    channels: int = 4,
+    cuts: Sequence[int] | None = None,
+    scope: str = "channels",
+) -> Overlap:
+    """Let gradients be averaged by nicps part by part, while the next forward pass runs; once, after the model was
+    wrapped and the optimizer made.
+
+    Args:
+        model: on the backend `nicps`.
+        optimizer: of all parameters that require a gradient.
+        lane: "i8", "i16" or "i32": bits of a number on the wire, with error feedback.
+        channels: at most so many, 1 to 6; the front layers are on the most urgent one.
+        cuts: with how many parameters before it a less urgent channel begins, in the order of need: then nothing is
+            measured.
+        scope: "queue": all parts one after the other, from the rear to the front, which has the same bits.
+
+    Raises:
+        UsageProblem: the model, the optimizer or a setting is not suited.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageProblem(
+            f"overlap takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"
+        )
+    group = getattr(model.process_group, "group", None)
+    if not isinstance(group, Group):
+        raise UsageProblem(
+            f"overlap needs the backend nicps, and this model's is {dist.get_backend(model.process_group)}: call"
+            ' dist.init_process_group("nicps")'
+        )
+    settings = Settings(lane, channels, None if cuts is None else tuple(cuts), scope)
+    return Overlap(model, optimizer, group, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """As `overlap` has them."""
+
+    lane: str = "i32"
+    channels: int = 4
+    cuts: tuple[int, ...] | None = None
+    scope: str = "channels"
+
+    def __post_init__(self) -> None:
+        if self.lane not in LANES:
+            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {self.lane!r}")
+        if type(self.channels) is not int or not 1 <= self.channels <= _MOST_CHANNELS:
+            raise UsageProblem(f"channels must be 1 to {_MOST_CHANNELS}, not {self.channels!r}")
+        if self.cuts is not None and len(self.cuts) >= _MOST_CHANNELS:
+            raise UsageProblem(
+                f"cuts must be less than {_MOST_CHANNELS}, and there are {len(self.cuts)}"
+            )
+        if self.scope not in SCOPES:
+            raise UsageProblem(f"scope must be one of {', '.join(SCOPES)}, not {self.scope!r}")
+
+    @property
+    def count(self) -> int:
+        """Channels of parts."""
+        return self.channels if self.cuts is None else len(self.cuts) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a handle has done.
+
+    Attributes: `steps` in parts, and `numbers` exchanged, so far; `wait_seconds` and `update_seconds`, in which the
+    script's threads have waited for parts, and have updated them; `predicted_seconds` of a step, None if that is not
+    known.
+    """
+
+    steps: int
+    numbers: int
+    wait_seconds: float
+    update_seconds: float
+    predicted_seconds: float | None
+
+
+@dataclass(slots=True)
+class _Run:
+    """The steps with one plan."""
+
+    agreed: Agreed
+    flowing: Flowing
+    pending: PendingSteps
+
+
+class Overlap(Losses):
+    """The handle of a model whose steps are made part by part.
+
+    Attributes: as `Losses`: `lost` and `on_loss`.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: Optimizer,
+        group: Group,
+        settings: Settings,
+    ) -> None:
+        self._model, self._optimizer, self._settings = model, optimizer, settings
+        self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        check(model, optimizer, self._named, settings)
+        self._sizes = [parameter.numel() for _, parameter in self._named]
+        shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in self._named]
+        self._known = checksum(shapes, type(optimizer).__name__, settings)
+        self._run: _Run | None = None
+        self._planner: Planner | None = None
+        self._kept: dict[str, Array] = {}  # residuals, between two plans
+        self._spent, self._numbers = (0.0, 0.0), 0  # with former plans
+        self._closed = False
+        self._uses: Uses | None = Uses({id(parameter): name for name, parameter in self._named})
+        self._sees = False  # in a forward pass
+        self._had_sync = True  # the last forward pass was one of DDP that averages
+        self._hooks: list[Any] = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_forward_hook(self._after_forward, always_call=True),
+        ]
+        self._first: ReplacedStep | None = ReplacedStep(optimizer, self._first_step)
+        super().__init__(group)
+        elastic.note_renewed(group, self)
+
+    # ---- what a script calls
+
+    def wait(self) -> None:
+        """Wait until all parameters are updated, if `step()` was called."""
+        if self._run is not None:
+            self._run.pending.wait()
+
+    @property
+    def plan(self) -> tuple[tuple[str, int], ...]:
+        """Parts, front first: the name of the first parameter of each, and its channel; a higher one is more urgent."""
+        if self._run is None:
+            return ()
+        order, shares = self._run.agreed.order, self._run.agreed.shares
+        firsts = (0, *shares.cuts)
+        return tuple(
+            (self._named[order[at]][0], channel)
+            for at, channel in zip(firsts, shares.channels, strict=True)
+        )
+
+    @property
+    def figures(self) -> Figures:
+        """What was done so far."""
+        run, (waited, updating), numbers = self._run, self._spent, self._numbers
+        if run is None:
+            return Figures(0, numbers, waited, updating, None)
+        more = run.pending.spent
+        of_steps = run.agreed.steps, numbers + run.flowing.numbers
+        return Figures(*of_steps, waited + more[0], updating + more[1], run.agreed.predicted_s)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This rank's residuals by the parameter's name, float32 (n,). Between steps only."""
+        self.wait()
+        found = self._run.flowing.residuals() if self._run is not None else self._kept
+        return {name: torch.from_numpy(each.copy()) for name, each in found.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on with what `state_dict` gave. Between steps only.
+
+        Raises:
+            UsageProblem: it is that of another model.
+        """
+        sizes = {name: parameter.numel() for name, parameter in self._named}
+        for name, tensor in state.items():
+            if tensor.numel() != sizes.get(name):
+                raise UsageProblem(
+                    f"the residual of {name} has {tensor.numel():,} numbers, and this model's parameter"
+                    f" {sizes.get(name, 0):,}: it is that of another model"
+                )
+        agreed = self._run.agreed if self._run is not None else None
+        self._end()
+        self._kept = {
+            name: tensor.to(torch.float32).numpy().copy() for name, tensor in state.items()
+        }
+        if agreed is not None:
+            self._begin(agreed)
+
+    def close(self) -> None:
+        """Wait, and leave model and optimizer to DDP; it raises what has failed."""
+        if self._closed:
+            return
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        if self._first is not None:
+            self._first.put_back()
+        self._end()
+
+    # ---- the first step, and hosts that come late
+
+    def _first_step(self, closure: Callable[[], Any] | None) -> Any:
+        """DDP has averaged the gradients. All ranks come here."""
+        assert self._first is not None
+        first = self._first
+        found = first.whole() if closure is None else first.whole(closure)
+        if self._run is None and not self._closed:
+            first.put_back()
+            self._agree_first()
+        return found
+
+    def _agree_first(self) -> None:
+        seen = self._uses.order if self._uses is not None else ()
+        order = in_order([name for name, _ in self._named], seen)
+        sizes = [self._sizes[at] for at in order]
+        cuts = self._settings.cuts
+        if cuts is None:
+            shares = Shares.equal(sizes, min(self._settings.channels, len(sizes)))
+        else:
+            shares = Shares.by_hand(sizes, cuts)
+        agreed = agree(self._group, Agreed(order, shares), len(self._named), self._known)
+        assert agreed is not None
+        count = self._settings.count
+        room = _ROOM // (count + 1)
+        self._group.plan([_URGENCY, *range(count)], [room] * (count + 1)).result()
+        self._begin(agreed)
+
+    def forget(self) -> None:
+        """This process comes back into the group: it takes the state of the others."""
+        if self._run is not None:
+            with contextlib.suppress(Exception):
+                self._end()
+
+    def renew(self) -> None:
+        """Hosts have come in: they go on with the parts of the others. All ranks call it, with the same state."""
+        mine = self._run.agreed if self._run is not None else None
+        agreed = agree(self._group, mine, len(self._named), self._known)
+        if agreed is None or self._run is not None:
+            return
+        if self._first is not None:
+            self._first.put_back()
+        self._begin(agreed)
+
+    # ---- one plan after the other
+
+    def _begin(self, agreed: Agreed) -> None:
+        """Make the steps of that plan from now on."""
+        self._end()
+        settings, group, shares = self._settings, self._group, agreed.shares
+        self._uses = None
+        named = [self._named[at] for at in agreed.order]
+        parts = cut(named, shares.cuts)
+        serial = settings.scope == "queue"
+        flowing = Flowing(group, parts, shares.channels, settings.lane, self._kept, serial=serial)
+        module, optimizer = self._model.module, self._optimizer
+        pending = PendingSteps(module, optimizer, parts, flowing.offer, self._stepped)
+        self._run = _Run(agreed, flowing, pending)
+        self._model.require_backward_grad_sync = False
+        self._model.no_sync = pending.no_sync  # type: ignore[method-assign]
+        if self._planner is None and settings.cuts is None and not serial:
+            width = LANES[settings.lane]
+            self._planner = Planner(named, module, width, settings.channels, self._spent_now)
+        if self._planner is not None:
+            self._planner.enter(shares)
+
+    def _end(self) -> None:
+        """No more steps of that plan; what rounding has left over is kept."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        if self._planner is not None:
+            self._planner.stop()
+        self._model.require_backward_grad_sync = True
+        self._model.__dict__.pop("no_sync", None)
+        waited, updating = run.pending.spent
+        self._spent = self._spent[0] + waited, self._spent[1] + updating
+        self._numbers += run.flowing.numbers
+        try:
+            run.pending.close()
+        finally:
+            self._kept = run.flowing.residuals()
+
+    def _stepped(self) -> None:
+        """A step was made, or is promised. All ranks come here."""
+        run, planner = self._run, self._planner
+        assert run is not None
+        if self._model._comm_hooks:
+            raise UsageProblem(
+                "a hook was registered at the model, which averages nothing any more: close the handle of overlap first"
+            )
+        run.agreed = agreed = replace(run.agreed, steps=run.agreed.steps + 1)
+        if planner is None:
+            return
+        there = [rank for rank in range(self._group.size) if rank not in self._group.lost]
+        if planner.agrees(agreed.steps):
+            run.pending.wait()
+            plan = planner.propose(agreed.shares, agreed.steps, len(there))
+            mine = None
+            if plan is not None:
+                mine = replace(agreed, shares=plan.shares, predicted_s=plan.seconds)
+            found = agree(self._group, mine, len(self._named), self._known)
+            if found is not None and found.shares != agreed.shares:
+                self._begin(found)
+            elif found is not None:
+                run.agreed = found
+        run = self._run
+        assert run is not None
+        first = there[:1] == [self._group.rank]
+        run.flowing.serial = planner.step(run.agreed.steps, first=first)
+
+    # ---- around a forward pass
+
+    def _before_forward(self, model: nn.Module, inputs: Any) -> None:
+        run = self._run
+        if run is None:
+            if self._uses is not None and not self._uses.order and torch.is_grad_enabled():
+                self._sees = True
+                self._uses.__enter__()  # type: ignore[no-untyped-call]
+            return
+        self._model.require_forward_param_sync = self._had_sync
+        if self._planner is not None and torch.is_grad_enabled():
+            self._planner.begin_forward()
+
+    def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        run = self._run
+        if run is None:
+            if self._uses is not None and self._sees:
+                self._sees = False
+                self._uses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            return
+        if output is None:  # it has failed
+            return
+        self._had_sync = torch.is_grad_enabled() and run.pending.syncs
+        if self._planner is not None and torch.is_grad_enabled():
+            self._planner.end_forward(self._settled, begins=run.pending.syncs)
+
+    def _settled(self) -> Mapping[int, Times]:
+        """Wait for what is left of the step: the times of its parts."""
+        assert self._run is not None
+        self._run.pending.wait()
+        return self._run.flowing.times
+
+    def _spent_now(self) -> tuple[float, float]:
+        return self._run.pending.spent if self._run is not None else (0.0, 0.0)
+
+
+# ---- what is refused
+
+
+def check(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    named: Sequence[tuple[str, nn.Parameter]],
+    settings: Settings,
+) -> None:
+    """Refuse what cannot be made part by part.
+
+    Raises:
+        UsageProblem: with the reason.
+    """
+    if not named:
+        raise UsageProblem("overlap needs a model with parameters that require a gradient")
+    if model._comm_hooks:
+        raise UsageProblem(
+            "a hook averages the model's gradients already: leave it, or compress(), out, as overlap averages them"
+        )
+    if model.static_graph:
+        raise UsageProblem("overlap is not possible with static_graph=True: leave it out")
+    if getattr(model, "mixed_precision", None) is not None:
+        raise UsageProblem("overlap is not possible with mixed_precision=: leave it out")
+    if model.parameters_to_ignore:
+        raise UsageProblem(
+            "overlap averages all parameters, and DDP was told to ignore some: call requires_grad_(False) for these"
+        )
+    check_model(model.module)
+    PartStep(optimizer)
+    cut(named, ())
+    if settings.cuts is not None:
+        Shares.by_hand([parameter.numel() for _, parameter in named], settings.cuts)
