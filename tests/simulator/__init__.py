@@ -8,6 +8,9 @@ checks.py   the invariants, looked at after every step
 sums.py     those of the sums of stripes, which it makes again from gradients.py
 servers.py  parameter servers: what the XDP program does; served_host.py, the job around it, served_program.py,
             served_checks.py and served_schedules.py
+channel_lan.py  phases with channels, without the life of a job: channel_host.py, channel_program.py,
+            channel_checks.py; channel_kernel.py, a kernel with areas, and channel_wire.py, the LAN, are shared with
+planned_lan.py  the life of a job whose steps have a plan: planned_host.py, planned_program.py, planned_checks.py
 faults.py   schedules of faults, from a seed
 __main__.py python -m tests.simulator --seed 17 --trace: one schedule again, readable
 """

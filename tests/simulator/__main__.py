@@ -110,7 +110,11 @@ def main() -> int:
     parser.add_argument(
         "--steps", action="store_true", help="of jobs whose steps take several rounds, in stripes"
     )
-    parser.add_argument("--channels", action="store_true", help="of phases with several channels")
+    parser.add_argument(
+        "--channels",
+        action="store_true",
+        help="of phases with several channels; with --steps of jobs whose steps have a plan",
+    )
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", type=int, default=0, metavar="LINES", help="of that one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated host in a phase with channels: the protocol's node, a kernel with areas, and a model of a job.
 
-The life of a job (`nicps.job`) has no channels yet, so this host runs the node by itself.
+This host runs the node by itself, without the life of a job, which `planned_host.py` has.
 """
 
 from __future__ import annotations

@@ -54,6 +54,12 @@ class PlannedChecks(Checks):
         last = not channel and phase.place_of(round_) == phase.rounds_per_step() - 1
         if commit.saved and not last:
             self.fail(f"{host.node.name}: round {round_} of channel {channel} says that it saves")
+        if last and host.node.leads and commit.view == host.node.view.number:
+            word = commit.view, phase.number, phase.first_of(step) - 1
+            if host.word[:3] == word and host.word[3] != commit.saved:
+                self.fail(
+                    f"{host.node.name} has said {host.word[3]}, and commits {round_} with {commit.saved}"
+                )
         fragments = phase.fragments_in(round_, channel)
         self.lan.sums_of(channel).committed(host.at(channel), commit, fragments)
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from nicps import protocol, wire
 from nicps.job import actions as act
 from nicps.job.slow_work import ReserveAccumulators
+from nicps.session import shared_form as says
 from tests.simulator.channel_kernel import ChannelReceiver, Port
 from tests.simulator.host import Host
 from tests.simulator.kernel import Receiver
 from tests.simulator.outbox import Outbox
 from tests.simulator.places import Places, Records
 from tests.simulator.planned_program import PlannedProgram
+from tests.simulator.program import Program
 
 if TYPE_CHECKING:
     from tests.simulator.planned_lan import PlannedLan
@@ -50,12 +52,25 @@ class PlannedHost(Host):
     def _boot(self) -> None:
         self.ports = [Port(self, channel) for channel in range(1, wire.MAX_CHANNELS)]  # type: ignore[arg-type]
         self.was_paused = False  # in this life
+        self.word = (
+            0,
+            0,
+            0,
+            False,
+        )  # view, phase, round, and whether the lead saves after the next step
         self.opened: dict[int, list[int]] = {}
         super()._boot()
 
     def pause(self) -> None:
         super().pause()
         self.was_paused = True
+
+    def hear(self, process: Program, message: says.FromProgram) -> None:
+        """The word of a lead's program is not lost, as long as it leads and the phase goes on."""
+        phase = self.node.phase_in_force
+        if isinstance(message, says.Decide) and phase is not None and message.what == "continue":
+            self.word = self.node.view.number, phase.number, message.round, message.checkpoint
+        super().hear(process, message)
 
     def _outbox(self) -> Outbox:
         return PlannedOutbox(self)

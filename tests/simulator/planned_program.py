@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
+from nicps.job.checkpoints import CHECKPOINT
 from nicps.protocol.plan import ChannelPlan
 from nicps.session import shared_form as says
 from tests.simulator.gradients import quantise
@@ -82,6 +83,7 @@ class PlannedProgram(Program):
         self._given: set[tuple[int, int]] = set()  # parts of the step that have gone out
         self._done = 0  # parts of the step that are read, or do not come
         self._pending = False  # the step before is not settled
+        self._saves = False  # the lead writes a checkpoint after it
         self._due: str = ""  # what comes after that step
         super().__init__(host, number, settings)  # type: ignore[arg-type]
         rng = host.lan.odds.random
@@ -176,6 +178,7 @@ class PlannedProgram(Program):
                 self._say(says.Read(round_, "", channel))
                 if serial == self._serial:
                     self._read[channel, place] = value
+                    self._saves |= commit.checkpoint
             self._done += serial == self._serial
             if self._waits:
                 self.host.later(0.0, self._look)
@@ -246,7 +249,7 @@ class PlannedProgram(Program):
         """A step begins."""
         self._serial += 1
         self._read, self._done = {}, 0
-        self._given = set()
+        self._given, self._saves = set(), False
 
     def _drop(self) -> None:
         """The phase has ended before the sums of a step were there: it was nobody's."""
@@ -264,7 +267,7 @@ class PlannedProgram(Program):
         self._offer_rest(phase, samples)
         trained, lan = self.state.trained + 1, self.lan
         tests = trained >= lan.rounds or trained % lan.test_every == 0
-        replans = self._lead and not tests and lan.random.random() < 0.15
+        replans = self._lead and not tests and lan.random.random() < 0.25
         self._due = "test" if tests else "plan" if replans else "continue"
         self._pending = True
         if self._ahead and self._due == "continue":
@@ -353,13 +356,21 @@ class PlannedProgram(Program):
             first + len(plan.rounds) for first, plan in zip(self._base, phase.channels, strict=True)
         ]
         self._say(says.Read(last, self.state.digest))
+        rng = self.lan.random
+        yield rng.choice((0.0, 0.0, 1e-3, 0.02)) * rng.random()
         self._finishing = self.state.trained >= self.lan.rounds
         plan = told(self.lan.plans()) if self._due == "plan" else ()
         self._decide(last, self._due, plan)
+        if self._saves:
+            self._say(says.Residual(""))
+            if self._lead:
+                self.host.disk.files[CHECKPOINT] = self.state
+                self._say(says.Checkpoint(self.state.trained, ""))
         return not (self._lead and self._due in ("test", "plan"))
 
     def _decide(self, round_: int, what: str, plan: tuple[says.ChannelPlan, ...] = ()) -> None:
-        self._decision = says.Decide(round_, what, channels=plan)
+        saves = self._lead and self.lan.random.random() < 0.2
+        self._decision = says.Decide(round_, what, saves, plan)
         if self._lead:
             self._say(self._decision)
 

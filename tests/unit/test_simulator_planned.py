@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of jobs whose steps have a plan, under seeded schedules of faults (docs/channels.md).
+
+A seed that fails names itself: `python -m tests.simulator --seed N --channels --steps --trace 200`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nicps.job.accumulators import Accumulators
+from nicps.job.course import Course
+from nicps.job.orders import CommitNext, MarkRead
+from nicps.job.owed import PlannedStep
+from nicps.job.part import Part
+from nicps.session import shared_form as says
+from tests.simulator import planned_lan, schedules
+from tests.simulator.checks import Violation
+from tests.simulator.planned_host import PlannedHost
+from tests.simulator.schedules import Outcome
+
+pytestmark = pytest.mark.unit
+
+
+def one(seed: int) -> Outcome:
+    try:
+        return schedules.finish(planned_lan.lan_of(seed))
+    except Violation as error:
+        again = f"python -m tests.simulator --seed {seed} --channels --steps --trace 200"
+        raise AssertionError(f"{again}: {error}") from error
+
+
+@pytest.mark.short("0")
+@pytest.mark.parametrize("first", [0, 5])
+def test_seeds(first: int) -> None:
+    """Whatever happens, all hosts have the same weights; most jobs end well."""
+    assert Counter(one(seed).what for seed in range(first, first + 5))["done"] >= 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 1400, 20))
+def test_more_seeds(first: int) -> None:
+    for seed in range(first, first + 20):
+        one(seed)
+
+
+def test_a_job_changes_its_plan_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the seeds drive: other plans at phase boundaries, checkpoints, tests."""
+    said: Counter[str] = Counter()
+    hear = PlannedHost.hear
+
+    def heard(self: PlannedHost, process: Any, message: Any) -> None:
+        if isinstance(message, says.Decide) and self.node.leads:
+            said[message.what] += 1
+        said["checkpoint"] += isinstance(message, says.Checkpoint)
+        hear(self, process, message)
+
+    monkeypatch.setattr(PlannedHost, "hear", heard)
+    for seed in range(20, 24):
+        one(seed)
+    assert all(said[what] for what in ("continue", "plan", "test", "end", "checkpoint")), said
+
+
+# ---- mistakes that are made on purpose
+
+
+def finds(seed: int, what: str) -> None:
+    """That seed shows it."""
+    with pytest.raises(Violation, match=what):
+        schedules.finish(planned_lan.lan_of(seed))
+
+
+def test_areas_of_a_plan_before_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rooms of the same number, and of other sizes, are other ones."""
+    lacks = Accumulators._lacks
+
+    def wrong(self: Accumulators, phase: Any) -> Any:
+        sizes = lacks(self, phase)
+        return replace(sizes, rooms=()) if sum(sizes.rooms) <= self.memory.room else sizes
+
+    monkeypatch.setattr(Accumulators, "_lacks", wrong)
+    finds(3, "has room for")
+
+
+def test_a_lead_that_forgets_that_it_saves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Course, "_go_on", lambda self: [CommitNext()])
+    finds(1, "has said True")
+
+
+def test_sums_that_are_read_on_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Part._read
+
+    def wrong(self: Part, *told: Any) -> Any:
+        orders = read(self, *told)
+        return [replace(o, channel=0) if isinstance(o, MarkRead) else o for o in orders]
+
+    monkeypatch.setattr(Part, "_read", wrong)
+    finds(0, "has not ended")
+
+
+def test_a_program_that_owes_what_it_has_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for others, and its agent ends it."""
+    monkeypatch.setattr(PlannedStep, "owes", lambda self, *, closed: not closed)
+    finds(1, "ends a training program that works")
