@@ -59,22 +59,32 @@ def compress(
     Raises:
         UsageProblem: the model or a setting is not suited.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise UsageProblem(
-            f"compress takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"
-        )
-    group = getattr(model.process_group, "group", None)
-    if not isinstance(group, Group):
-        raise UsageProblem(
-            f"compress needs the backend nicps, and this model's is {dist.get_backend(model.process_group)}: call"
-            ' dist.init_process_group("nicps")'
-        )
+    group = group_of(model, "compress")
     if lane is not None and rank is not None:
         raise UsageProblem("compress takes lane= or rank=, not both")
     if rank is not None:
         low_rank = importlib.import_module("nicps.torch.low_rank")
         return low_rank.LowRank(model, group, rank, scaler)
     return Compression(model, group, lane or "i8", scaler)
+
+
+def group_of(model: DistributedDataParallel, what: str) -> Group:
+    """The group over which the model's gradients are averaged.
+
+    Raises:
+        UsageProblem: `what` cannot do anything for it.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise UsageProblem(
+            f"{what} takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"
+        )
+    group = getattr(model.process_group, "group", None)
+    if not isinstance(group, Group):
+        raise UsageProblem(
+            f"{what} needs the backend nicps, and this model's is {dist.get_backend(model.process_group)}: call"
+            ' dist.init_process_group("nicps")'
+        )
+    return group
 
 
 @dataclass(slots=True)

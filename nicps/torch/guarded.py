@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors, and an optimizer's state, that wait before their value is used (docs/channels.md, "Pending")."""
+"""Tensors, and an optimizer's state, that wait before their value is used (docs/channels.md, "Pending"); and an
+optimizer's step, in whose place another function is called.
+"""
 
 from __future__ import annotations
 
 import copy
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 _GETTERS = """grad grad_fn shape dtype device layout ndim requires_grad is_leaf is_sparse is_cuda is_cpu is_meta
 is_quantized is_mkldnn is_nested itemsize nbytes _version"""
 _METHODS = """size dim numel nelement ndimension element_size is_floating_point is_complex
 get_device"""
 _Tensor: Any = torch.Tensor
+#: What a scheduler looks for at an optimizer's `step`.
+SCHEDULED = "_wrapped_by_lr_sched"
 #: What is known of a tensor whatever its value; and a gradient may be put in place of another one at once.
 _NEEDS_NO_VALUE = {
     *(getattr(_Tensor, name).__get__ for name in _GETTERS.split()),
@@ -190,3 +196,30 @@ _READING = """__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ 
 __reversed__ get items keys values pop popitem clear copy setdefault update"""
 for _name in _READING.split():
     setattr(WaitingState, _name, _guarded(_name))
+
+
+class ReplacedStep:
+    """An optimizer's `step`, in whose place another function is called with the closure.
+
+    Attributes: `whole`, what it was before.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, call: Callable[[Callable[[], Any] | None], Any]
+    ) -> None:
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return call(closure)
+
+        self._optimizer, self.whole = optimizer, optimizer.step
+        # What a scheduler looks for at the function that it has put there is at this one too.
+        if hasattr(optimizer.step, SCHEDULED):
+            setattr(step, SCHEDULED, True)
+        self._own = types.MethodType(step, optimizer)
+        optimizer.step = self._own  # type: ignore[method-assign]
+
+    def put_back(self) -> None:
+        """The optimizer has its own again, unless a third one has been put there."""
+        if self._optimizer.__dict__.get("step") is self._own:
+            self._optimizer.step = self.whole  # type: ignore[method-assign]
+            if not hasattr(self.whole, SCHEDULED):
+                del self._optimizer.step

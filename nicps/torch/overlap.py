@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -29,11 +28,12 @@ from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch import elastic
 from nicps.torch.agreed import Agreed, agree, checksum, in_order
-from nicps.torch.compress import Losses
+from nicps.torch.compress import Losses, group_of
 from nicps.torch.flowing import Flowing, Times
+from nicps.torch.guarded import ReplacedStep
 from nicps.torch.need import Uses
 from nicps.torch.parts import PartStep, cut
-from nicps.torch.pending import PendingSteps, ReplacedStep, check_model
+from nicps.torch.pending import PendingSteps, check_model
 from nicps.torch.planner import Planner
 from nicps.torch.shares import Shares
 
@@ -67,16 +67,7 @@ def overlap(
     Raises:
         UsageProblem: the model, the optimizer or a setting is not suited.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise UsageProblem(
-            f"overlap takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"
-        )
-    group = getattr(model.process_group, "group", None)
-    if not isinstance(group, Group):
-        raise UsageProblem(
-            f"overlap needs the backend nicps, and this model's is {dist.get_backend(model.process_group)}: call"
-            ' dist.init_process_group("nicps")'
-        )
+    group = group_of(model, "overlap")
     settings = Settings(lane, channels, None if cuts is None else tuple(cuts), scope)
     return Overlap(model, optimizer, group, settings)
 

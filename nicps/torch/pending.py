@@ -12,7 +12,6 @@ refused.
 
 from __future__ import annotations
 
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,15 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from nicps.errors import UsageProblem
-from nicps.torch.guarded import Hidden, WaitingHook, WaitingState, wait_in_front, waiting_class
+from nicps.torch.guarded import (
+    SCHEDULED,
+    Hidden,
+    ReplacedStep,
+    WaitingHook,
+    WaitingState,
+    wait_in_front,
+    waiting_class,
+)
 from nicps.torch.parts import Due, Part, Parts, PartStep
 
 Offer = Callable[[Part, torch.Tensor], Future[Any]]
@@ -39,7 +46,6 @@ _REFUSED_MODULES = {
     "DistributedDataParallel": "a DistributedDataParallel",
     "FullyShardedDataParallel": "a FullyShardedDataParallel",
 }
-_SCHEDULED = "_wrapped_by_lr_sched"
 _STEPPED_AT = "_nicps_stepped_at"  # of a gradient that a step has used: its version then
 
 
@@ -358,33 +364,6 @@ class PendingSteps:
                 gradient.__class__ = torch.Tensor
 
 
-class ReplacedStep:
-    """An optimizer's `step`, in whose place another function is called with the closure.
-
-    Attributes: `whole`, what it was before.
-    """
-
-    def __init__(
-        self, optimizer: Optimizer, call: Callable[[Callable[[], Any] | None], Any]
-    ) -> None:
-        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return call(closure)
-
-        self._optimizer, self.whole = optimizer, optimizer.step
-        # What a scheduler looks for at the function that it has put there is at this one too.
-        if hasattr(optimizer.step, _SCHEDULED):
-            setattr(step, _SCHEDULED, True)
-        self._own = types.MethodType(step, optimizer)
-        optimizer.step = self._own  # type: ignore[method-assign]
-
-    def put_back(self) -> None:
-        """The optimizer has its own again, unless a third one has been put there."""
-        if self._optimizer.__dict__.get("step") is self._own:
-            self._optimizer.step = self.whole  # type: ignore[method-assign]
-            if not hasattr(self.whole, _SCHEDULED):
-                del self._optimizer.step
-
-
 def _mark(gradients: Iterable[torch.Tensor | None]) -> None:
     """A step has used these. One that is only added to afterwards was not set to zero."""
     for gradient in gradients:
@@ -422,7 +401,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    if "step" in optimizer.__dict__ and not hasattr(optimizer.step, _SCHEDULED):
+    if "step" in optimizer.__dict__ and not hasattr(optimizer.step, SCHEDULED):
         raise UsageProblem(
             "the optimizer's `step` was replaced by another function: make parts before that is done"
         )

@@ -35,14 +35,6 @@ def gloo() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Slow(Group):
     """A group of one: its means are what was given, after a while. `order`: of the first numbers of vectors, as their
     exchanges began; `held`: channels on which nothing ends.

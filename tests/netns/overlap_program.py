@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DDP script with `nicps.torch.overlap`, on every host: `python -m tests.netns.overlap_program SETTINGS`.
+
+It prints a JSON object a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import orjson
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import nicps.torch
+
+CUTS = [4, 8]
+
+
+def say(**values: Any) -> None:
+    """Print a line for the test."""
+    print(orjson.dumps(values).decode(), flush=True)
+
+
+def digest(model: nn.Module) -> str:
+    """Of all weights and buffers."""
+    state = model.state_dict().values()
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in state)).hexdigest()[:16]
+
+
+def made() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """A model with averaged statistics, and its optimizer."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(32, 100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]
+    rest = [nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 60), nn.ReLU(), nn.Linear(60, 8)]
+    model = DistributedDataParallel(nn.Sequential(*layers, *rest), find_unused_parameters=True)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    """Of that rank's samples of that step."""
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 32, generator=random)
+    return nn.functional.mse_loss(model(x), x[:, :8].sin())
+
+
+def step_of(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, step: int) -> float:
+    """One step of two backward passes."""
+    rank = dist.get_rank()
+    optimizer.zero_grad()
+    with model.no_sync():
+        loss_of(model, 2 * step, rank).backward()
+    loss = loss_of(model, 2 * step + 1, rank)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def bits(settings: dict[str, Any]) -> None:
+    """The same steps, with the same parts in a queue, on channels, and on channels that are measured."""
+    for scope, cuts in (("queue", CUTS), ("channels", CUTS), ("channels", None)):
+        model, optimizer = made()
+        handle = nicps.torch.overlap(
+            model, optimizer, lane="i8", channels=3, cuts=cuts, scope=scope
+        )
+        losses, digests = [], []
+        for step in range(settings["steps"]):
+            losses.append(step_of(model, optimizer, step))
+            if step % 3 == 0:  # the others overlap
+                digests.append(digest(model))
+        digests.append(digest(model))
+        figures = handle.figures
+        say(
+            scope=scope,
+            cuts=cuts,
+            plan=handle.plan,
+            digests=digests,
+            losses=[losses[0], losses[-1]],
+            steps=figures.steps,
+            numbers=figures.numbers,
+            predicted=figures.predicted_seconds,
+        )
+        handle.close()
+
+
+def lossy(settings: dict[str, Any]) -> None:
+    """A rank is killed in the middle of a step's backward pass."""
+    model, optimizer = made()
+    handle = nicps.torch.overlap(model, optimizer, lane="i8", channels=2)
+    told: list[list[int]] = []
+    handle.on_loss = lambda lost: told.append(list(lost))
+    for step in range(settings["steps"]):
+        if [dist.get_rank(), step] == settings["dies"]:
+            model.module[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        step_of(model, optimizer, step)
+    say(digest=digest(model), lost=handle.lost, told=told, steps=handle.figures.steps)
+
+
+def elastic(settings: dict[str, Any]) -> None:
+    """Hosts are taken in between two steps, until all have made so many together."""
+    model, optimizer = made()
+    handle = nicps.torch.overlap(model, optimizer, lane="i8", channels=2)
+    state = nicps.torch.State(model=model, optimizer=optimizer, step=0, whole=0)
+    while state.whole < settings["steps"]:
+        came = state.sync()
+        step_of(model, optimizer, state.step)
+        state.step += 1
+        state.whole += not handle.lost and state.step > settings["least"]
+        say(step=state.step, came=came, digest=digest(model), here=[], parts=len(handle.plan))
+        time.sleep(0.05)
+
+
+def run(settings: dict[str, Any]) -> None:
+    """What the settings say."""
+    dist.init_process_group("nicps")
+    say(rank=dist.get_rank())
+    {"bits": bits, "lossy": lossy, "elastic": elastic}[settings["what"]](settings)
+    dist.destroy_process_group()
+    say(done=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(orjson.loads(sys.argv[1]))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDP scripts whose next forward pass overlaps with their gradients (docs/pytorch.md), with real agents."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.netns.members import Network
+from tests.netns.scripts import Script, Scripts
+
+pytest.importorskip("torch")
+PROGRAM = "tests.netns.overlap_program"
+
+
+@pytest.fixture
+def scripts(three: Network) -> Iterator[Scripts]:
+    made = Scripts(three, PROGRAM)
+    yield made
+    made.close()
+
+
+def finished(started: list[Script]) -> list[list[dict[str, Any]]]:
+    """What the scripts have said between their first and their last line."""
+    for script in started:
+        assert script.ended() == {"done": True}, (script.host, script.lines[-2:], script.errors())
+    return [script.lines[1:-1] for script in started]
+
+
+def test_channels_change_no_bit(scripts: Scripts) -> None:
+    """Weights and buffers after steps in a queue, and on channels; then with what need first makes of them."""
+    said = finished(scripts.start("h1", "h2", what="bits", steps=12))
+    assert said[0] == said[1], "all ranks have the same"
+    queue, channels, measured = said[0]
+    for each in (channels, measured):
+        assert each["steps"] == 11 and each["losses"][-1] < each["losses"][0]
+    same = ("plan", "digests", "losses", "steps", "numbers")
+    assert [queue[key] for key in same] == [channels[key] for key in same]
+    assert [channel for _, channel in queue["plan"]] == [2, 1, 0]
+    assert queue["plan"][0][0] == "0.weight" and len(set(queue["digests"])) == 5
+    assert queue["predicted"] is channels["predicted"] is None and measured["predicted"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_killed_in_the_middle_of_a_step(scripts: Scripts, rank: int) -> None:
+    """The others go on: each part is the mean over those that were counted in it, the same at both."""
+    started = scripts.start("h1", "h2", "h3", what="lossy", steps=16, dies=[rank, 7])
+    codes = []
+    for script in started:
+        script.ended()
+        codes.append(script.process.returncode)
+    assert sorted(codes) == [-signal.SIGKILL, 0, 0]
+    left = [script.lines for script, code in zip(started, codes, strict=True) if code == 0]
+    assert left[0][1] == left[1][1]
+    assert (left[0][1]["lost"], left[0][1]["steps"]) == ([rank], 15)
+    assert left[0][1]["told"] == [[rank]]
+
+
+@pytest.mark.long
+def test_a_host_that_comes_back_goes_on_with_the_parts_of_the_others(scripts: Scripts) -> None:
+    started = scripts.start("h1", "h2", "h3", what="elastic", steps=6, least=20)
+    started[1].until(5)
+    started[1].kill()
+    started[0].until(10)
+    (back,) = scripts.start("h2", what="elastic", steps=6, least=20)
+    for script in (started[0], started[2], back):
+        assert script.ended() == {"done": True}, script.errors()
+    scripts.agree()
+    first = back.lines[1]
+    assert first["came"] and first["parts"] == started[0].lines[-2]["parts"]
