@@ -351,6 +351,16 @@ class FakeServed:
         network.log.append(("pull", self._number, rank))
         return True
 
+    @property
+    def fragments(self) -> int:
+        """Of parameters."""
+        format = self._network.format
+        return format.fragments * (format.per_fragment // PULLED)
+
+    def here(self, first: int, end: int) -> bool:
+        """Whether parts have come; the answers to a push bring none here."""
+        return len(self._pulled) == len(self._network.servers)
+
     def arrive(self, first: int, end: int) -> bool:
         """A part comes as a whole, when it is waited for; until another phase begins."""
         network = self._network

@@ -176,6 +176,9 @@ class Reference:
             worker.share = place.share
             worker.versions, worker.version, worker.steps = {}, 0, 0
 
+    def _waits(self, number: int, first: int, end: int) -> None:
+        """In the middle of a forward pass, which no bit depends on."""
+
     def _pull(self, number: int, rank: int) -> None:
         worker, part = self.workers[number], self._part(rank)
         for at in part[::PARAMETERS]:

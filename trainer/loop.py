@@ -72,6 +72,8 @@ class Loop:
         orders: Sequence[Sequence[str]] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        ahead: bool = False,
     ) -> None:
         """Nothing runs yet.
 
@@ -81,6 +83,7 @@ class Loop:
             train, test: the records that this host has: all of them, or with `redeal=False` its own part.
             workdir: where states and checkpoints are, and out/metrics.jsonl.
             orders: of computing, as in prepared.json (B3).
+            ahead: with servers and without partners, steps may be computed while their parameters arrive.
         """
         self._session, self._training, self._test = session, training, test
         self._settings = training.job.settings
@@ -94,7 +97,7 @@ class Loop:
         self._system: System
         if not self._settings.served:
             self._system = Ring(*parts, out, clock)
-        elif self._settings.packed:
+        elif self._settings.packed or ahead:
             partnered = importlib.import_module("trainer.partnered")  # with PyTorch
             ahead = partial(partnered.Ahead, training, self._share, orders, clock)
             self._system = Served(*parts, clock, ahead)

@@ -40,6 +40,10 @@ Outcome = dict[str, Tensor]
 _RANDOM = "the random numbers"
 
 
+class Differs(JobError):
+    """The model computes something else where it waits for its parameters."""
+
+
 class Arrivals:
     """Waits for each fragment once a step: later it may hold what modules have changed meanwhile, such as statistics.
 
@@ -348,7 +352,7 @@ def verify(
     """Train a step with parameters that are NaN until they are waited for.
 
     Raises:
-        JobError: something else comes out than without waiting; or, beside gradients, than in the model's own order.
+        Differs: something else comes out than without waiting; or, beside gradients, than in the model's own order.
     """
 
     def flat() -> FlatModel:
@@ -358,7 +362,7 @@ def verify(
     attach(there.model, layout, lambda pieces: None, traced, order)
     due = train(there.model, run, seed)
     if differs := difference(train(build(), run, seed), due, gradients=False):
-        raise JobError(f"in the order of its branches the model computes another {differs}")
+        raise Differs(f"in the order of its branches the model computes another {differs}")
     real = coming.weights.copy()
 
     def arrive(pieces: Fragments) -> None:
@@ -370,7 +374,7 @@ def verify(
     attach(coming.model, layout, arrivals.require, traced, order)
     coming.weights[:] = np.nan
     if differs := difference(due, train(coming.model, run, seed)):
-        raise JobError(
+        raise Differs(
             f"the model reads parameters before the module that holds them is called (another {differs} comes out): "
             "such a model cannot have partners"
         )

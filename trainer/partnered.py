@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""B3: a worker computes its next step while the parameters arrive, first with those of its own set.
+"""A worker computes its next step while the parameters arrive, with partners first with those of its own set (B3).
 
-The order of computing is that of the set which the worker pulls from the servers, whatever arrives when, and whether it
-has a partner or not. So the bits of its gradient are the same.
+With partners the order of computing is that of the set which the worker pulls from the servers, whatever arrives when,
+and whether it has a partner or not. Without, it is the model's own. So the bits of a gradient are the same.
 """
 
 from __future__ import annotations

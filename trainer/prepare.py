@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nicps.errors import UsageProblem
 from trainer import records, trackers, weights
 from trainer.errors import FolderError, JobError, Untraceable
 from trainer.job import Job, load
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 MAX_JOB_BYTES = 64 << 20
 MOST_SERVED = 2.0**22
 RESUME = "resume.npz"  # the state that a resumed job begins with
+_LATE = (
+    "a worker computes a step once all parameters have come, as the model is compiled or scripted, or reads some "
+    "before it calls the module that holds them (docs/jobs.md)"
+)
 SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
 
@@ -180,6 +185,9 @@ def _prepare(
         if orders:
             prepared["orders"] = orders
         notes += [branches.warning() or branches.remark() or "", alone]
+    elif job.settings.served:
+        prepared["ahead"] = computes_ahead(job, prepared, two_of(sets["train"]))
+        notes += [] if prepared["ahead"] else [_LATE]
     if saved is not None:
         prepared["resume"] = resumed
     if notes := [note for note in notes if note]:
@@ -257,6 +265,25 @@ def order_branches(
         alone = f"the model computes in its own order, whatever has arrived: {error}"
     order.verify(job.model, run, layout, seed)
     return [], alone
+
+
+def computes_ahead(job: Job, prepared: Mapping[str, Any], samples: Mapping[str, Any]) -> bool:
+    """Whether a worker may compute its next step while it pulls, each module once its own parameters have come.
+
+    Raises:
+        JobError: the job's functions fail.
+    """
+    from nicps.torch.pending import check_model
+    from trainer import order
+    from trainer.flat import FlatModel
+
+    batch, layout = FlatModel.tensors(samples), prepared["model"]
+    try:
+        check_model(job.model())
+        order.verify(job.model, lambda model: job.loss(model, batch), layout, job.settings.seed)
+    except (UsageProblem, order.Differs):
+        return False
+    return True
 
 
 def training_of(job: Job, records: int, order: Sequence[str] = ()) -> Training:

@@ -73,6 +73,7 @@ def train(session: Session, workdir: Path) -> None:
         Records(workdir / "test.bin", prepared["test"]["fields"]),
         workdir,
         prepared.get("orders", ()),
+        ahead=bool(prepared.get("ahead")),
     )
     state = loop.run()
     final = {

@@ -4,7 +4,8 @@ docs/servers.md).
 
     worker   pull -> compute -> push weights - pulled, with the version pulled (S1) -> pull ...
              a synchronisation is due -> its step is averaged with those of all others (S4) -> commit -> pull -> digest
-    in B     each step is averaged; the next one is computed while the parameters arrive (`trainer.partnered`)
+    in B     each step is averaged
+    ahead    the next step is computed while its parameters arrive (`trainer.partnered`): after a push, and in B
     server   commit -> pull, if a test, a checkpoint or the end comes next
 
 What a worker pushes is counted 1 / staleness by the servers (S2, S3). After each synchronisation all workers hold the
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 class _Round:
     """What a member has done in a round that it began at `began`.
 
-    `start`, `offered`: when its last step was begun, and computed. `ahead_s`: of computing in its last pull. `version`:
-    as its last push has been told.
+    `start`, `offered`: when its last step was begun, and computed. `version`: as its last push has been told.
     """
 
     began: float
@@ -45,7 +45,6 @@ class _Round:
     steps: int = 0
     samples: int = 0
     loss_sum: float = 0.0
-    ahead_s: float = 0.0
     version: int = 0
 
     @classmethod
@@ -70,7 +69,7 @@ class Served:
         """Nothing is pulled yet.
 
         Args:
-            make_ahead: makes what computes steps while their parameters arrive, with what gives the servers (B).
+            make_ahead: makes what computes steps while their parameters arrive, with what gives the servers.
         """
         self._session, self._training, self._model = session, training, training.model
         self._share, self._journal, self._decisions = share, journal, decisions
@@ -81,6 +80,7 @@ class Served:
         self._moved = False  # they are not those of the last commit
         self._behind = 0  # the round whose commit has been heard of, and not been pulled
         self._pulled = False  # all parameters, since then: there is something to go back to
+        self._ahead_s = 0.0  # of computing in the last pull
         self._ahead = make_ahead(lambda: self._servers) if make_ahead is not None else None
 
     @property
@@ -208,7 +208,7 @@ class Served:
         if isinstance(stepped, Commit):
             return stepped
         own.version, pushed = stepped.version, self._clock()
-        pulled = self._is_barrier(own) or self._pull(round_)
+        pulled = self._is_barrier(own) or self._pull(round_, self._ahead)
         end = self._clock()
         self._journal.round(
             {
@@ -220,9 +220,9 @@ class Served:
                 "staleness": list(stepped.staleness),
                 "weights_sha256": "",
                 "seconds": end - start,
-                "seconds_compute": offered - start,
+                "seconds_compute": offered - start + self._ahead_s,
                 "seconds_wait": 0.0,
-                "seconds_network": end - offered,
+                "seconds_network": end - offered - self._ahead_s,
                 "t_start": start,
                 "t_offer": offered,
                 "t_commit": pushed,
@@ -248,11 +248,11 @@ class Served:
         """A synchronisation is whole: pull what it comes to, tell the digest, decide what comes next."""
         committed = self._clock()
         test = self._count(commit, committed)
-        ahead = None if test else self._ahead
+        # All workers wait until each has read a synchronisation: where steps are pushed, none is computed before.
+        ahead = self._ahead if self._settings.packed and not test else None
         if not self._pull(commit.round + 1, ahead):
             return 0
         self._note_commit()
-        own.ahead_s = ahead.computed_s if ahead is not None else 0.0
         self._session.applied(commit, self._training.digest())
         return self._end(commit, test, own, committed)
 
@@ -288,13 +288,15 @@ class Served:
         """S1: all parameters; False if another phase begins before they are here.
 
         Args:
-            ahead: computes a step meanwhile.
+            ahead: computes a step meanwhile, if the answers to the last one have not brought everything.
         """
         servers = self._servers
         servers.pull(round_)
-        if ahead is not None:
+        self._ahead_s = 0.0
+        if ahead is not None and not servers.here(0, servers.fragments):
             self._moved = True
             ahead.compute(round_, self._worked)
+            self._ahead_s = ahead.computed_s
         if not servers.wait_pulled(round_):
             return False
         servers.read(self._model.weights)
@@ -364,9 +366,9 @@ class Served:
                     "counted": counted,
                     "clipped": self._share.clipped,
                     "weights_sha256": self._model.sha256(),
-                    "seconds_compute": (own.offered - own.start) + own.ahead_s + (end - read),
+                    "seconds_compute": (own.offered - own.start) + self._ahead_s + (end - read),
                     "seconds_wait": committed - own.offered,
-                    "seconds_network": read - committed - own.ahead_s,
+                    "seconds_network": read - committed - self._ahead_s,
                     "t_start": own.start,
                     "t_offer": own.offered,
                     "t_commit": committed,

@@ -115,6 +115,7 @@ def main(entry: str) -> int:
     without_torch()
     prepare.training_of = training_of
     prepare.needed_first = lambda job, samples: []  # the order of its own
+    prepare.computes_ahead = lambda job, prepared, samples: True  # which NumPy's layers do not
     code = trainer.__main__.main()
     if code == 0:
         path = Path("prepared.json")  # the agent has begun this where the files are to be

@@ -194,6 +194,25 @@ def test_what_is_pulled_lies_in_the_order_of_the_forward_pass(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("made", "ahead"),
+    [
+        ("torch.nn.Sequential(torch.nn.Linear(3, 2))", True),
+        ("torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2)))", False),
+        ("torch.compile(torch.nn.Linear(3, 2), backend='eager')", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_whether_a_model_can_wait_module_by_module(tmp_path: Path, made: str, ahead: bool) -> None:
+    """With servers. Code without Python could not be held up."""
+    job = make(tmp_path / "job", JOB.replace("torch.nn.Linear(3, 2)", made))
+    prepared = prepare(job, tmp_path / "out", None, {"system": "S", "sync_every": 1})
+    assert prepared["ahead"] is ahead
+    told = prepared.get("notes", [])
+    late = "a worker computes a step once all parameters have come"
+    assert [text.startswith(late) for text in told] == [True] * (not ahead)
+
+
+@pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"sync_every": 8}, "sync_every is 8, and does nothing with system=R: set system=S as"),

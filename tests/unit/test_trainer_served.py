@@ -19,6 +19,7 @@ from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError, weights
 from trainer.job import load
+from trainer.partnered import Ahead
 from trainer.records import Records
 from trainer.state import Saved
 from trainer.training import Training
@@ -388,6 +389,45 @@ def test_rows_say_what_a_push_counted_for(tmp_path: Path) -> None:
     final = json.loads((outcome.folders[2] / "out" / "final.json").read_text())
     took = [row["t_end"] - row["t_start"] for row in fast + rows(outcome, 3, "train")]
     assert final["step_seconds"] == pytest.approx(statistics.median(took))
+
+
+def in_turn(self: Ahead, round_: int, step: int) -> None:
+    """Nothing is computed before all parameters are there."""
+
+
+def test_a_step_is_computed_while_its_parameters_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a push. After a synchronisation all others wait until it has been read. No bit depends on it."""
+    settings = {"sync_every": 5, "rounds": 20, "test_every": 10}
+    network, outcome = run(tmp_path / "ahead", Case([ADAM, NORM], 2, (1,), settings))
+    bits(network, outcome, tmp_path / "ahead")
+    log, worker = network.log, network.members
+    kinds = [event[0] for event in log if event[1:2] == (worker,) or event[0] == "commit"]
+    after_pushes = "step push push waits pull waits pull waits"  # layer by layer, from two servers
+    assert " ".join(kinds).count(after_pushes) >= 10
+    assert "commit waits" not in " ".join(kinds)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ahead, "compute", in_turn)
+        network, plain = run(tmp_path / "plain", Case([ADAM, NORM], 2, (1,), settings))
+    assert not [event for event in network.log if event[0] == "waits"]
+    hashes = [
+        [row["weights_sha256"] for row in rows(of, worker, "train")] for of in (outcome, plain)
+    ]
+    assert hashes[0] == hashes[1] and len({*hashes[0]}) == len(hashes[0]) >= 4
+
+
+def test_a_model_that_reads_parameters_early_waits_for_all_of_them(tmp_path: Path) -> None:
+    early = "nn.functional.linear(torch.tanh(model[0](batch['x'])), model[2].weight, model[2].bias)"
+    change = ('(model(batch["x"]) - batch["y"]).square()', f"({early} - batch['y']).square()")
+    settings = {"sync_every": 6, "rounds": 12, "test_every": 12}
+    network, outcome = run(tmp_path, Case([change], settings=settings))
+    prepared = json.loads((outcome.folders[0] / "prepared.json").read_text())
+    assert prepared["ahead"] is False
+    (note,) = (text for text in prepared["notes"] if "sync_every" not in text)
+    assert note.startswith("a worker computes a step once all parameters have come")
+    bits(network, outcome, tmp_path)
+    assert not [event for event in network.log if event[0] == "waits"]
 
 
 def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
