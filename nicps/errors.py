@@ -25,7 +25,7 @@
         └── GradientFormatError         a gradient in JSON has not its form, or does not fit the model
 
 More leaves are defined beside what raises them: in nicps.collective.errors, nicps.session.channel, nicps.gateway,
-nicps.switchauth, nicps.switch.adding, nicps.switch.grants, nicps.lab.errors and trainer.errors.
+nicps.switchauth, nicps.switch.adding, nicps.switch.grants, nicps.lab.errors, trainer.errors and trainer.order.
 
 A message is one line: what is wrong, with the value, and what to do.
 """
