@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -54,6 +55,8 @@ def commit(channel: int, round_: int) -> says.Committed:
 
 
 VIEW = says.View(2, (1, 2), 1, 3)
+LATER = says.View(3, (1,), 1, 3)
+AGAIN = says.Phase("train", 9, 3, 0, (), Exchange.STRIPES, 1, (), 1)
 END = says.Phase("test", 9, 4, 0, (), Exchange.BROADCAST, 1, (), 1)
 
 
@@ -115,6 +118,45 @@ def test_a_view_is_noted_at_once_but_not_before_a_phase(line: Line) -> None:
     line.put(VIEW)
     line.mail.poll()
     assert line.noted == [VIEW] and [m for m, _ in line.mail.rest] == [END, VIEW]
+
+
+def test_a_view_does_not_wait_behind_what_is_no_phase(line: Line) -> None:
+    line.put(says.Keep())
+    line.put(VIEW)
+    line.mail.poll()
+    assert line.noted == [VIEW] and line.mail.take() == (says.Keep(), [])
+
+
+def test_what_comes_behind_a_phase_is_of_that_phase(line: Line) -> None:
+    """A quorum may have closed the round's list before this program was in the phase."""
+    for message in (AGAIN, VIEW, commit(1, 9), END, LATER):
+        line.put(message)
+    line.mail.poll()
+    assert line.mail.take_commit(1, 9) is None, "it is not of the phase that ends"
+    assert line.mail.take() == (AGAIN, []) and line.noted == []
+    line.mail.begin(planned=True)
+    assert line.noted == [VIEW], "LATER is of the next phase"
+    assert line.mail.take_commit(1, 9) == commit(1, 9)
+    assert [m for m, _ in line.mail.rest] == [END, LATER]
+
+
+def test_a_view_does_not_overtake_another_one(line: Line) -> None:
+    for message in (AGAIN, VIEW):
+        line.put(message)
+    line.mail.poll()
+    assert line.mail.take() == (AGAIN, [])
+    line.put(LATER)
+    line.mail.poll()
+    assert line.noted == [] and [m for m, _ in line.mail.rest] == [VIEW, LATER]
+
+
+def test_commits_behind_a_test_are_kept_for_it(line: Line) -> None:
+    line.put(END)
+    line.put(commit(0, 9))
+    line.mail.poll()
+    assert line.mail.take() == (END, [])
+    line.mail.begin(planned=False)
+    assert line.mail.take(time.monotonic()) == (commit(0, 9), [])
 
 
 def test_commits_of_a_test_are_the_computing_thread_s(line: Line) -> None:
