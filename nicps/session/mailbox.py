@@ -112,6 +112,12 @@ class Mailbox:
         while received := self._wait_for(find):
             self._note(*received[0])
 
+    def note_first(self, *kinds: type) -> None:
+        """Note the messages of these kinds that come first. Meanwhile no thread takes what is behind them."""
+        with self._changed:
+            while self.rest and isinstance(self.rest[0][0], kinds):
+                self._note(*self.rest.popleft())
+
     def wake(self) -> None:
         """Let all threads look again at what they wait for, the one that reads, too."""
         os.eventfd_write(self._bell, 1)

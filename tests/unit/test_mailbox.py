@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,6 +23,7 @@ class Line:
     def __init__(self) -> None:
         self.there: deque[Received] = deque()
         self.noted: list[says.FromAgent] = []
+        self.on_note: Callable[[], object] = lambda: None
         self.lost = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         self.mail = Mailbox(self.bell, lambda: bool(self.there), self._receive, self._note)
@@ -39,6 +40,7 @@ class Line:
         return self.there.popleft()
 
     def _note(self, message: says.FromAgent, fds: list[int]) -> None:
+        self.on_note()
         self.noted.append(message)
 
 
@@ -157,6 +159,25 @@ def test_commits_behind_a_test_are_kept_for_it(line: Line) -> None:
     assert line.mail.take() == (END, [])
     line.mail.begin(planned=False)
     assert line.mail.take(time.monotonic()) == (commit(0, 9), [])
+
+
+def test_what_is_behind_a_view_is_taken_once_it_is_noted(line: Line) -> None:
+    """Buckets are exchanged in a thread, while the thread that computes notes what is urgent."""
+    line.mail.begin(planned=False)
+    line.put(VIEW)
+    line.put(commit(0, 9))
+    line.mail.poll()
+    noted_before: list[list[says.FromAgent]] = []
+
+    def take() -> None:
+        assert line.mail.take() == (commit(0, 9), [])
+        noted_before.append([*line.noted])
+
+    thread = threading.Thread(target=take, daemon=True)
+    line.on_note = lambda: (thread.start(), thread.join(0.1))
+    line.mail.note_first(says.View)
+    thread.join(10)
+    assert noted_before == [[VIEW]]
 
 
 def test_commits_of_a_test_are_the_computing_thread_s(line: Line) -> None:
