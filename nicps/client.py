@@ -165,7 +165,6 @@ class Session:
             phase.exchange,
             phase.channels,
         )
-        self._talk.mail.begin(planned=bool(phase.channels))
         if self._memory is not None:
             self._memory.enter(phase)
         self._enter_view(phase)
@@ -177,6 +176,7 @@ class Session:
                 self._send(self._decision)
         if self.served is None or not self.served.waits_to_fill(phase.number):
             self._send(shared_form.Prepared(phase.number))
+        self._talk.mail.begin(planned=bool(phase.channels))
         return self._phase
 
     def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:

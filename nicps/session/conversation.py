@@ -84,9 +84,7 @@ class Conversation:
     def note_urgent(self) -> None:
         """Note the messages that cannot wait for the end of a computation: a new lead decides at once, say."""
         self.mail.poll()
-        rest = self.mail.rest
-        while rest and isinstance(rest[0][0], shared_form.View | shared_form.Abort):
-            self._note(*rest.popleft())
+        self.mail.note_first(shared_form.View, shared_form.Abort)
 
     def comes_within(self, seconds: float) -> bool:
         """Whether there is a message within that time; none is taken."""

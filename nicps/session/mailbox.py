@@ -28,8 +28,9 @@ class Mailbox:
 
     Args:
         descriptor: readable when something comes; `is_there`: whether a message can be had at once; `receive`: it.
-        note: told of a view at once where steps have a plan, as sums of later commits need what comes with it. But if
-            something is waiting for the thread that computes, the view waits behind that.
+        note: told of a view at once where steps have a plan, as sums of later commits need what comes with it.
+
+    What comes behind a phase that has not begun is of that phase: a view or a commit waits there until it begins.
 
     Attributes: `rest`, for the thread that computes; that thread alone takes messages out of it.
     """
@@ -79,10 +80,12 @@ class Mailbox:
     @property
     def ends(self) -> bool:
         """The thread that computes will find a message after which no round of this phase is waited for."""
-        return any(isinstance(message, ENDS) for message, _ in self.rest)
+        return self._has(*ENDS)
 
     def begin(self, *, planned: bool) -> None:
-        """Another phase begins: commits of the one before are not waited for any more.
+        """Another phase has begun: commits of the one before are not waited for any more.
+
+        What has come behind it, up to the next phase, is noted, or is the channels' now.
 
         Args:
             planned: its commits are the channels'; otherwise the thread that computes waits for them.
@@ -90,6 +93,10 @@ class Mailbox:
         with self._changed:
             self._commits.clear()
             self._planned = planned
+            behind = [*self.rest]
+            self.rest.clear()
+            for received in behind:
+                self._sort(*received)
 
     def attend(self, done: Callable[[], bool]) -> None:
         """The thread that computes waits until other threads, which `wake` this one, have `done` something.
@@ -104,6 +111,12 @@ class Mailbox:
 
         while received := self._wait_for(find):
             self._note(*received[0])
+
+    def note_first(self, *kinds: type) -> None:
+        """Note the messages of these kinds that come first. Meanwhile no thread takes what is behind them."""
+        with self._changed:
+            while self.rest and isinstance(self.rest[0][0], kinds):
+                self._note(*self.rest.popleft())
 
     def wake(self) -> None:
         """Let all threads look again at what they wait for, the one that reads, too."""
@@ -157,9 +170,14 @@ class Mailbox:
             self._sort(*received)
 
     def _sort(self, message: shared_form.FromAgent, fds: list[int]) -> None:
-        if self._planned and isinstance(message, shared_form.Committed):
+        at_once = self._planned and not self.ends
+        if at_once and isinstance(message, shared_form.Committed):
             self._commits[message.channel, message.round] = message
-        elif self._planned and isinstance(message, shared_form.View) and not self.rest:
+        elif at_once and isinstance(message, shared_form.View) and not self._has(shared_form.View):
             self._note(message, fds)
         else:
             self.rest.append((message, fds))
+
+    def _has(self, *kinds: type) -> bool:
+        """Whether a message of these kinds waits for the thread that computes."""
+        return any(isinstance(message, kinds) for message, _ in tuple(self.rest))

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,6 +23,7 @@ class Line:
     def __init__(self) -> None:
         self.there: deque[Received] = deque()
         self.noted: list[says.FromAgent] = []
+        self.on_note: Callable[[], object] = lambda: None
         self.lost = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         self.mail = Mailbox(self.bell, lambda: bool(self.there), self._receive, self._note)
@@ -38,6 +40,7 @@ class Line:
         return self.there.popleft()
 
     def _note(self, message: says.FromAgent, fds: list[int]) -> None:
+        self.on_note()
         self.noted.append(message)
 
 
@@ -54,6 +57,8 @@ def commit(channel: int, round_: int) -> says.Committed:
 
 
 VIEW = says.View(2, (1, 2), 1, 3)
+LATER = says.View(3, (1,), 1, 3)
+AGAIN = says.Phase("train", 9, 3, 0, (), Exchange.STRIPES, 1, (), 1)
 END = says.Phase("test", 9, 4, 0, (), Exchange.BROADCAST, 1, (), 1)
 
 
@@ -115,6 +120,64 @@ def test_a_view_is_noted_at_once_but_not_before_a_phase(line: Line) -> None:
     line.put(VIEW)
     line.mail.poll()
     assert line.noted == [VIEW] and [m for m, _ in line.mail.rest] == [END, VIEW]
+
+
+def test_a_view_does_not_wait_behind_what_is_no_phase(line: Line) -> None:
+    line.put(says.Keep())
+    line.put(VIEW)
+    line.mail.poll()
+    assert line.noted == [VIEW] and line.mail.take() == (says.Keep(), [])
+
+
+def test_what_comes_behind_a_phase_is_of_that_phase(line: Line) -> None:
+    """A quorum may have closed the round's list before this program was in the phase."""
+    for message in (AGAIN, VIEW, commit(1, 9), END, LATER):
+        line.put(message)
+    line.mail.poll()
+    assert line.mail.take_commit(1, 9) is None, "it is not of the phase that ends"
+    assert line.mail.take() == (AGAIN, []) and line.noted == []
+    line.mail.begin(planned=True)
+    assert line.noted == [VIEW], "LATER is of the next phase"
+    assert line.mail.take_commit(1, 9) == commit(1, 9)
+    assert [m for m, _ in line.mail.rest] == [END, LATER]
+
+
+def test_a_view_does_not_overtake_another_one(line: Line) -> None:
+    for message in (AGAIN, VIEW):
+        line.put(message)
+    line.mail.poll()
+    assert line.mail.take() == (AGAIN, [])
+    line.put(LATER)
+    line.mail.poll()
+    assert line.noted == [] and [m for m, _ in line.mail.rest] == [VIEW, LATER]
+
+
+def test_commits_behind_a_test_are_kept_for_it(line: Line) -> None:
+    line.put(END)
+    line.put(commit(0, 9))
+    line.mail.poll()
+    assert line.mail.take() == (END, [])
+    line.mail.begin(planned=False)
+    assert line.mail.take(time.monotonic()) == (commit(0, 9), [])
+
+
+def test_what_is_behind_a_view_is_taken_once_it_is_noted(line: Line) -> None:
+    """Buckets are exchanged in a thread, while the thread that computes notes what is urgent."""
+    line.mail.begin(planned=False)
+    line.put(VIEW)
+    line.put(commit(0, 9))
+    line.mail.poll()
+    noted_before: list[list[says.FromAgent]] = []
+
+    def take() -> None:
+        assert line.mail.take() == (commit(0, 9), [])
+        noted_before.append([*line.noted])
+
+    thread = threading.Thread(target=take, daemon=True)
+    line.on_note = lambda: (thread.start(), thread.join(0.1))
+    line.mail.note_first(says.View)
+    thread.join(10)
+    assert noted_before == [[VIEW]]
 
 
 def test_commits_of_a_test_are_the_computing_thread_s(line: Line) -> None:
