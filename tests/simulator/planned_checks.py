@@ -126,7 +126,7 @@ class PlannedChecks(Checks):
     def ends(self, host: PlannedHost, reason: str) -> None:
         """An agent ends its training program for what it does not do: only where that hangs, or has been stopped."""
         process = host.process
-        if process is None or "has not moved" not in reason:
+        if process is None or not reason.startswith("it has not moved"):
             return
         if not (process.hung or host.was_paused):
             self.fail(f"{host.node.name} ends a training program that works: {reason}")
