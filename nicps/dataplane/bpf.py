@@ -44,6 +44,8 @@ _ATTR_BYTES = 128
 _MAP_INFO_BYTES, _BTF_AT = 88, 64  # struct bpf_map_info: btf_id, btf_key_type_id, btf_value_type_id
 _MOST_MAPS = 64
 _PROG_INFO_BYTES, _RUN_TIME_AT = 208, 192  # struct bpf_prog_info: run_time_ns, run_cnt
+#: The verifier gives up (EAGAIN) when a signal comes for its thread. Large programs take it some 0.3 s.
+_LOAD_ATTEMPTS = 10
 _libc: ctypes.CDLL | None = None
 
 
@@ -200,6 +202,9 @@ def program_load(
     said = (1, len(log), ctypes.addressof(log)) if log is not None else (0, 0, 0)
     count = len(instructions) // 8
     attr = _attr("IIQQIIQII16s", kind, count, *addresses, *said, 0, flags, label)
+    for _ in range(_LOAD_ATTEMPTS - 1):
+        with contextlib.suppress(BlockingIOError):
+            return _bpf(PROG_LOAD, f"program {name}", attr)
     return _bpf(PROG_LOAD, f"program {name}", attr)
 
 

@@ -303,7 +303,8 @@ class Program:
         self._owed.unjudged = False
         if self.duty == "judge":
             self.duty = ""
-        if what not in ("continue", "more"):
+        # Said again as a phase begins, after a view may have swallowed it, it excuses nothing in that phase.
+        if what not in ("continue", "more") and round_ >= self._first_round:
             self.excuse()  # the lead goes on once all do something else
 
     def note_ready(

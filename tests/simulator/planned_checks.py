@@ -26,8 +26,9 @@ class PlannedChecks(Checks):
 
     def __init__(self, lan: PlannedLan) -> None:
         super().__init__(lan)
-        self.done: dict[Key, tuple[Mapping[int, int], bool]] = {}
+        self.done: dict[Key, Mapping[int, int]] = {}
         self.at: defaultdict[Key, set[tuple[int, int]]] = defaultdict(set)
+        self._saved: dict[Key, bool] = {}
         self._lists: dict[tuple[bytes, int, int], Mapping[int, int]] = {}  # of a step
 
     def committed(self, host: Host, commit: Committed, phase: Phase) -> None:
@@ -38,13 +39,18 @@ class PlannedChecks(Checks):
         self.lan.digest.add_commit(host.index, self.lan.now, commit)
         channel, round_ = commit.channel, commit.round
         key = self.branch(host), phase.first_round, channel, round_
-        what = dict(commit.counted), commit.saved
+        what = dict(commit.counted)
         fresh = key not in self.done
         if self.done.setdefault(key, what) != what:
             self.fail(
                 f"round {round_} of channel {channel} was committed as {self.done[key]} and, at "
                 f"{host.node.name}, as {what}"
             )
+        # A member that commits as the next view comes may not have heard the lead's mark, which says that it saves.
+        settled = commit.view < host.node.view.number
+        saves = self._saved.setdefault(key, commit.saved) if not settled else commit.saved
+        if saves != commit.saved:
+            self.fail(f"hosts do not agree on whether the lead saves after round {round_}")
         step = phase.step_of(round_, channel)
         if lacks := self._lacking(host, phase, step):
             self.fail(f"{host.node.name} commits round {round_} of channel {channel}, {lacks}")
@@ -120,7 +126,7 @@ class PlannedChecks(Checks):
     def ends(self, host: PlannedHost, reason: str) -> None:
         """An agent ends its training program for what it does not do: only where that hangs, or has been stopped."""
         process = host.process
-        if process is None or "has not moved" not in reason:
+        if process is None or not reason.startswith("it has not moved"):
             return
         if not (process.hung or host.was_paused):
             self.fail(f"{host.node.name} ends a training program that works: {reason}")

@@ -214,6 +214,20 @@ def test_a_judgement_excuses_no_later_one(silence: Silence) -> None:
     assert silence.lasts(2.0) == 60.0
 
 
+@pytest.mark.parametrize(("round_", "limit"), [(ROUND - 1, 60.0), (ROUND, None)])
+def test_a_decision_that_is_said_again_excuses_nothing(
+    silence: Silence, round_: int, limit: float | None
+) -> None:
+    """The lead's program has decided on another plan, or a test, which may have been swallowed by a view: it says so
+    again as the next phase begins, and works in that one."""
+    silence.host.spot.leads = True
+    silence.builds()
+    silence.told(0.0, wire.PhaseKind.TRAIN, heard=False)
+    silence.says(0.0, says.Decide(round_, "test"))
+    silence.says(0.0, says.Prepared(9))
+    assert silence.lasts(0.0) == limit
+
+
 @pytest.mark.parametrize("kind", [wire.PhaseKind.TRAIN, wire.PhaseKind.TEST])
 def test_a_round_of_the_phase_before_excuses_nothing(
     silence: Silence, kind: wire.PhaseKind
