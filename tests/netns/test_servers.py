@@ -136,6 +136,26 @@ def test_with_a_key(keyed: Stage) -> None:
     assert not counters.of("forged") and not counters.of("replayed")
 
 
+@pytest.fixture
+def with_torch() -> Iterator[Stage]:
+    with Stage(3, rate_bps=100_000_000, program=None) as made:
+        made.up()
+        yield made
+
+
+@pytest.mark.long
+def test_steps_are_computed_while_parameters_arrive(with_torch: Stage) -> None:
+    """By PyTorch's program, after a push; 91,724 numbers. A row's computing has the next step's then."""
+    layers = "nn.Linear(16, 300), nn.ReLU(), nn.Linear(300, 284), nn.ReLU(), nn.Linear(284, 4)"
+    job = tiny_job(with_torch.folder, f"\ndef model():\n    return nn.Sequential({layers})\n")
+    of = {"sync_every": 8, "test_every": 24, "micro_batches": 1}
+    run = with_torch.train(job, rounds=24, **of, **SYSTEM)
+    checked(run)
+    pushes = [row for host in run.members for row in run.metrics(host) if row["phase"] == "push"]
+    ahead = [row["seconds_compute"] - (row["t_offer"] - row["t_start"]) for row in pushes]
+    assert len(pushes) >= 24 and all(seconds > 0.0 for seconds in ahead)
+
+
 class Slow:
     """A job that goes on for long enough to be disturbed."""
 
