@@ -16,19 +16,19 @@ Pair = tuple[str, str, str]
 Row = tuple[tuple[str, ...], str, str, str]
 
 TOKEN, FRAGMENT, ADD, OTHER = "token", "fragment", "fragment to add", "another frame"
-STRIPE = "stripe"
+STRIPE, SERVER = "stripe", "server"
 DATA = (FRAGMENT, ADD)
 ANY = (TOKEN, *DATA)
 #: What a host counts that has use for a frame.
 TAKEN = ("added", "duplicate", "raised", "heard", "bounced")
 #: What a switch counts where a fragment is in a sum, or goes on; where any frame of ours goes on, or is added.
 KEPT = ("fragment", "added", "summed", "duplicate", "answered")
-PASSED = (*KEPT, "token", "control", "switched", "stripe")
+PASSED = (*KEPT, "token", "control", "switched", "stripe", "server")
 
 #: The same under another name.
 SAME: set[Pair] = {
     (OTHER, "", "switched"),
-    *((kind, "network", "switched") for kind in (TOKEN, FRAGMENT, ADD, STRIPE, OTHER)),
+    *((kind, "network", "switched") for kind in (*ANY, STRIPE, SERVER, OTHER)),
     (OTHER, "probed", "control"),
     *((TOKEN, host, "token") for host in ("raised", "heard", "bounced")),
     (FRAGMENT, "added", "fragment"),
@@ -43,8 +43,9 @@ ROWS: tuple[Row, ...] = (
     ((OTHER,), "truncated", "control version", "no wire carries less than 60 bytes: zeros follow"),
     ((OTHER,), "truncated", "control", "the bodies of control frames are the hosts' matter"),
     ((TOKEN,), "truncated", "malformed", "a length below a token's is one that differs"),
-    # Stripes: the room is not loaded at a host, and a switch adds none.
+    # Stripes and servers: the room is not loaded at a host, and a switch adds none.
     ((STRIPE,), "mode", "stripe stranger view", "a switch lets members' pass"),
+    ((SERVER,), "mode", "server stranger view", "the same"),
     # Two faults at once: each names the one that it looks for first.
     (ANY, "view", "stranger truncated malformed", "a host looks at the view first"),
     (ANY, "disabled", "stranger", "a host that is in no view, at that first"),
@@ -93,11 +94,12 @@ def kind_of(frame: bytes) -> str:
     """What a frame is to both."""
     if frame[12:14] != encode.ETHERTYPE.to_bytes(2, "big") or len(frame) < 18:
         return OTHER
-    if encode.TYPES[frame[15] : frame[15] + 1] == ("fragment",):
+    (name,) = encode.TYPES[frame[15] : frame[15] + 1] or ("",)
+    if name == "fragment":
         return ADD if frame[17] & encode.ADD else FRAGMENT
-    if encode.TYPES[frame[15] : frame[15] + 1] and encode.TYPES[frame[15]] in encode.STRIPES:
-        return STRIPE
-    return TOKEN if frame[15] == encode.TYPES.index("token") else OTHER
+    if name in (*encode.STRIPES, *encode.SERVERS):
+        return STRIPE if name in encode.STRIPES else SERVER
+    return TOKEN if name == "token" else OTHER
 
 
 def difference(kind: str, host: str, switch: str) -> Row | None:

@@ -75,6 +75,8 @@ def sequence(of_all: int, of_each: list[int]) -> list[tuple[int, Frame]]:
             draft = _others(rng)
         else:
             draft = _fragments(rng, model, adding, width)
+        if model.owner and rng.randint(0, 11) == 11:
+            draft = _between_members(rng, model)
         if found and rng.randint(0, 3) == 3:
             _spoil(rng, draft)
         frame = draft.packed()
@@ -147,6 +149,18 @@ def _others(rng: Random) -> Draft:
     return draft
 
 
+def _between_members(rng: Random, model: ModelSwitch) -> Draft:
+    """A frame of stripes or of servers, to another member, or to all."""
+    by = rng.choice(NUMBERS)
+    name = rng.choice((*encode.STRIPES, *encode.SERVERS))
+    header = _header(by, model.view, model.round, flags=rng.choice([0, encode.ANSWER]))
+    fields = {"index": rng.randint(0, 3), "fragments": 4, "width": 32}
+    tail = b"" if name == "taken" else rng.randbytes(16) * 90
+    draft = Draft(by, mac(by), header, [(name, fields)], tail)
+    draft.to = rng.choice([mac(by % 3 + 1), mac((by + 1) % 3 + 1), b"\xff" * 6])
+    return draft
+
+
 def _spoil(rng: Random, draft: Draft) -> None:
     """One field of it, most often such as lies close by."""
     header, (name, fields) = draft.header, draft.body[0]
@@ -173,7 +187,7 @@ def _spoil(rng: Random, draft: Draft) -> None:
         case "version":
             header["version"] = rng.choice([0, 2])
         case "type":
-            header["type"] = rng.choice([0, 14, 17, 18, 19, 99, 200, 255, TOKEN, FRAGMENT])
+            header["type"] = rng.choice([0, 14, 17, 18, 20, 24, 99, 255, TOKEN, FRAGMENT])
         case "length":
             header["length"] = rng.choice([0, 31, 32, 47, 72, 151, 1487, 1489, 65535])
         case "cut":
@@ -237,7 +251,8 @@ LEAST = {
     "shift": 30,
     "holder": 10,
     "window": 30,
-    "stripe": 5,
+    "stripe": 200,
+    "server": 200,
     "sums compared": 500,
     "whole sums compared": 80,
 }

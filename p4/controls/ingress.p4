@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verdict on a frame. In ring mode the switch forwards the frames that the hosts
-// would accept, and they add, each for itself or in stripes for each other;
-// fragments with the flag ADD it adds itself.
+// would accept, and they add, each for itself, or in stripes and as servers for each
+// other; fragments with the flag ADD it adds itself.
 
 control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      inout standard_metadata_t standard) {
@@ -34,6 +34,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
     apply {
         bool known;
         bool stripe;
+        bool server;
         token_state_t newest;
         bit<32> arrived = standard.packet_length - (bit<32>)NICPS_ETHERNET_BYTES;
 
@@ -62,16 +63,18 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      headers.nicps.type == NICPS_TYPE_SUM ||
                      headers.nicps.type == NICPS_TYPE_ASK ||
                      headers.nicps.type == NICPS_TYPE_LACKING;
-            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_SCRIPT) {
+            server = headers.nicps.type >= NICPS_TYPE_PUSH &&
+                     headers.nicps.type <= NICPS_TYPE_TAKEN;
+            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_TAKEN) {
                 meta.refused = true;
                 meta.reason = NICPS_COUNT_TYPE;
-            } else if (stripe || headers.nicps.type == NICPS_TYPE_TOKEN ||
+            } else if (stripe || server || headers.nicps.type == NICPS_TYPE_TOKEN ||
                        headers.nicps.type == NICPS_TYPE_FRAGMENT) {
                 members.apply(headers, standard, known);
                 if (!known || (headers.nicps.sender == 0 && !stripe)) {
                     meta.refused = true;
                     meta.reason = NICPS_COUNT_STRANGER;
-                } else if (!stripe && !headers.token.isValid() &&
+                } else if (!stripe && !server && !headers.token.isValid() &&
                            !headers.fragment.isValid()) {
                     meta.refused = true;
                     meta.reason = NICPS_COUNT_TRUNCATED;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The token as it passes: the newest one tells which view is in force, who may
 // broadcast (R10), and whose gradients are to be added. So the switch learns of a
-// new view or round by itself. Frames of stripes, and fragments that the switch adds,
-// may be sent by all members at once.
+// new view or round by itself. Frames of stripes and of servers, and fragments that the
+// switch adds, may be sent by all members at once.
 
 control Token(in headers_t headers, inout metadata_t meta, out token_state_t newest) {
     /* Of two words each, the high one first: the run-time API reads 63 bits. */
@@ -57,7 +57,8 @@ control Token(in headers_t headers, inout metadata_t meta, out token_state_t new
             meta.refused = true;
             meta.reason = NICPS_COUNT_VIEW;
         } else if (!headers.fragment.isValid()) {
-            meta.reason = NICPS_COUNT_STRIPE;
+            meta.reason = headers.nicps.type >= NICPS_TYPE_PUSH
+                              ? (bit<32>)NICPS_COUNT_SERVER : NICPS_COUNT_STRIPE;
         } else if ((headers.nicps.flags & NICPS_FLAG_ADD) == 0 &&
                    headers.nicps.sender != newest.owner) {
             meta.refused = true;

@@ -40,7 +40,8 @@ typedef bit<48> mac_t;
 #define NICPS_COUNT_SHIFT 18    /* another shift than the round's, which is 0 */
 #define NICPS_COUNT_WINDOW 19   /* a sum that all have, or that there is no room for yet */
 #define NICPS_COUNT_STRIPE 20   /* a member's frame of stripes, passed on */
-#define NICPS_COUNTERS 21
+#define NICPS_COUNT_SERVER 21   /* a member's frame of parameter servers, passed on */
+#define NICPS_COUNTERS 22
 
 header ethernet_t {
     mac_t destination;

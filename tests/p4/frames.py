@@ -13,6 +13,19 @@ from nicps.protocol.view import Successor
 NETWORK = wire.network_id("nicps")
 BROADCAST = b"\xff" * 6
 HOSTS = (1, 2, 3)
+#: Frames of which any member may send some at any time, to another member or to all.
+STRIPES: dict[wire.FrameType, Any] = {
+    wire.FrameType.CONTRIBUTION: wire.Contribution,
+    wire.FrameType.SUM: wire.Sum,
+    wire.FrameType.ASK: wire.Ask,
+    wire.FrameType.LACKING: wire.Lacking,
+}
+SERVERS: dict[wire.FrameType, Any] = {
+    wire.FrameType.PUSH: wire.Push,
+    wire.FrameType.PULL: wire.Pull,
+    wire.FrameType.HELD: wire.Held,
+    wire.FrameType.TAKEN: wire.Taken,
+}
 NOTHING = dict.fromkeys(("view", "position", "owner", "round", "listed", "settled"), 0)
 
 
@@ -50,21 +63,19 @@ def fragment(sender: int, view: int = 3, index: int = 0, flags: int = 0) -> byte
     return ethernet(mac(sender), wire.pack(header(sender, view, flags=flags), body, tail=tail))
 
 
-def stripe(
+def between_members(
     sender: int,
     to: int = 0,
     view: int = 3,
     kind: wire.FrameType = wire.FrameType.CONTRIBUTION,
 ) -> bytes:
-    """A frame of stripes: for a member, or for all."""
-    bodies = {
-        wire.FrameType.CONTRIBUTION: wire.Contribution,
-        wire.FrameType.SUM: wire.Sum,
-        wire.FrameType.ASK: wire.Ask,
-        wire.FrameType.LACKING: wire.Lacking,
-    }
-    body = bodies[kind](0b111, 0, 8, 0, 32, 0, -20)
-    data = wire.pack(header(sender, view), body, tail=bytes([sender]) * 1440)
+    """A frame of stripes or of servers: for a member, or for all."""
+    if kind in STRIPES:
+        body = STRIPES[kind](0b111, 0, 8, 0, 32, 0, -20)
+    else:
+        body = SERVERS[kind](5, 6, 0, 8, 1, 32, -20)
+    tail = b"" if kind is wire.FrameType.TAKEN else bytes([sender]) * 1440
+    data = wire.pack(header(sender, view), body, tail=tail)
     return ethernet(mac(sender), data, to=mac(to) if to else BROADCAST)
 
 

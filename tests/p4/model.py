@@ -12,7 +12,7 @@ import numpy as np
 
 OURS = 0x88B5
 VERSION, TOKEN, FRAGMENT, VIEW = 1, 6, 7, 3
-STRIPES, LAST_TYPE = (14, 15, 16, 17), 19
+STRIPES, SERVERS, LAST_TYPE = (14, 15, 16, 17), (20, 21, 22, 23), 23
 REPEAT, ADD = 1, 32
 INSTALL = 3
 HEADER, FRAGMENT_HEADER, TOKEN_HEADER, VIEW_HEADER = 32, 16, 40, 40
@@ -98,7 +98,7 @@ class ModelSwitch:
             return "switched", True
         if not 0 < kind <= LAST_TYPE:
             return "type", False
-        if kind not in (TOKEN, FRAGMENT, *STRIPES):
+        if kind not in (TOKEN, FRAGMENT, *STRIPES, *SERVERS):
             return "control", True
         known = (sender, frame[6:12], port) in self.members
         if not known or (sender == 0 and kind not in STRIPES):
@@ -110,7 +110,7 @@ class ModelSwitch:
         if view != self.view:
             return "view", False
         if kind != FRAGMENT:
-            return "stripe", True
+            return ("stripe" if kind in STRIPES else "server"), True
         if flags & ADD:
             return self._add(sender, length, ours)
         return ("fragment", True) if sender == self.owner else ("holder", False)

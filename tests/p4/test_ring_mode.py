@@ -14,11 +14,13 @@ from tests.p4.frames import (
     HOSTS,
     NETWORK,
     NOTHING,
+    SERVERS,
+    STRIPES,
+    between_members,
     ethernet,
     fragment,
     header,
     mac,
-    stripe,
     token,
     want,
 )
@@ -81,37 +83,38 @@ def test_only_the_holder_may_broadcast(switch: Switch, wires: Wires) -> None:
     assert counted(switch) == {"view": 1, "token": 2, "fragment": 2, "holder": 2}
 
 
-STRIPES = (
-    wire.FrameType.CONTRIBUTION,
-    wire.FrameType.SUM,
-    wire.FrameType.ASK,
-    wire.FrameType.LACKING,
-)
+BETWEEN_MEMBERS = [(kind, "stripe") for kind in STRIPES] + [(kind, "server") for kind in SERVERS]
 
 
-@pytest.mark.parametrize("kind", STRIPES)
-def test_stripes_pass_of_any_member(switch: Switch, wires: Wires, kind: wire.FrameType) -> None:
+@pytest.mark.parametrize(("kind", "reason"), BETWEEN_MEMBERS)
+def test_frames_between_members_pass_of_any_member(
+    switch: Switch, wires: Wires, kind: wire.FrameType, reason: str
+) -> None:
     """To the port of the member that they are for, or to all; whoever has the token."""
-    assert wires.exchange(2, stripe(2, kind=kind)) == {}  # no token has passed yet
+    assert wires.exchange(2, between_members(2, kind=kind)) == {}  # no token has passed yet
     wires.exchange(1, token(1, 1, owner=1))
-    to_all, to_one = stripe(2, kind=kind), stripe(3, to=1, kind=kind)
+    to_all, to_one = between_members(2, kind=kind), between_members(3, to=1, kind=kind)
     assert wires.exchange(2, to_all) == {1: [to_all], 3: [to_all]}
     assert wires.exchange(3, to_one) == {1: [to_one]}
-    assert counted(switch) == {"view": 1, "token": 1, "stripe": 2}
+    assert counted(switch) == {"view": 1, "token": 1, reason: 2}
 
 
-@pytest.mark.parametrize("kind", STRIPES)
-def test_stripes_of_strangers_and_of_other_views_do_not_pass(
+@pytest.mark.parametrize("kind", [*STRIPES, *SERVERS])
+def test_frames_between_members_of_strangers_and_of_other_views_do_not_pass(
     switch: Switch, wires: Wires, kind: wire.FrameType
 ) -> None:
     """R4: by number, MAC address and port."""
     wires.exchange(1, token(1, 1, owner=1))
-    other_mac = ethernet(mac(9), stripe(2, kind=kind)[14:])
-    other_number = ethernet(mac(2), stripe(3, kind=kind)[14:])
-    for port, frame in ((2, other_mac), (2, other_number), (3, stripe(2, to=1, kind=kind))):
+    other_mac = ethernet(mac(9), between_members(2, kind=kind)[14:])
+    other_number = ethernet(mac(2), between_members(3, kind=kind)[14:])
+    for port, frame in (
+        (2, other_mac),
+        (2, other_number),
+        (3, between_members(2, to=1, kind=kind)),
+    ):
         assert wires.exchange(port, frame) == {}
     for view in (2, 4):
-        assert wires.exchange(2, stripe(2, to=1, view=view, kind=kind)) == {}
+        assert wires.exchange(2, between_members(2, to=1, view=view, kind=kind)) == {}
     assert counted(switch) == {"token": 1, "stranger": 3, "view": 2}
 
 
@@ -136,18 +139,20 @@ def test_a_linux_switch_sends_from_its_port(
     """Its sums and answers pass where number 0 is recorded; tokens and fragments of number 0 never do."""
     first = token(1, 1, owner=1)
     wires.exchange(1, first)
-    frame = ethernet(wire.SWITCH, stripe(0, kind=kind)[14:])
+    frame = ethernet(wire.SWITCH, between_members(0, kind=kind)[14:])
     assert wires.exchange(3, frame) == {}
     members = {k: Member(k, mac(k), k) for k in (1, 2)}
     switch.record({0: Member(0, wire.SWITCH, 3), **members})
     assert wires.exchange(3, frame) == {1: [frame], 2: [frame]}
     assert wires.exchange(2, frame) == {}
-    for data in (token(0, 2, owner=1), fragment(0), fragment(0, flags=wire.Flag.ADD)):
+    held = between_members(0, kind=wire.FrameType.HELD)
+    adds = fragment(0, flags=wire.Flag.ADD)
+    for data in (token(0, 2, owner=1), fragment(0), adds, held):
         assert wires.exchange(3, ethernet(wire.SWITCH, data[14:])) == {}
-    contribution = stripe(2)[14:]
+    contribution = between_members(2)[14:]
     to_switch = ethernet(mac(2), contribution, to=wire.SWITCH)
     assert wires.exchange(2, to_switch) == {3: [to_switch]}
-    assert counted(switch) == {"token": 1, "stranger": 5, "stripe": 2}
+    assert counted(switch) == {"token": 1, "stranger": 6, "stripe": 2}
 
 
 def test_a_fragment_that_the_switch_adds_is_anybodys(switch: Switch, wires: Wires) -> None:

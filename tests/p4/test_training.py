@@ -20,7 +20,7 @@ SECONDS = """
 settings = Settings(batch=64, rounds=60, quorum=1.0, test_every=1000, lane="i32", microbatch_seconds=0.02)
 """
 #: Of a gradient of LONG.
-FRAGMENTS = {"i32": 12, "i8": 3}
+FRAGMENTS = {"i32": 12, "i16": 6, "i8": 3}
 LONG = """
 def model():
     return nn.Sequential(nn.Linear(16, 160), nn.ReLU(), nn.Linear(160, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -87,6 +87,26 @@ def test_a_job_is_trained_in_stripes(made: tuple[Stage, Bmv2, Controller], lane:
         counters = {name: count - before[name] for name, count in switch.counters().items()}
     assert counters["stripe"] > 3 * FRAGMENTS[lane], "of each two contributions, and a sum"
     assert not counters["added"] + counters["type"] + counters["malformed"]
+
+
+def test_a_job_is_trained_with_a_server(made: tuple[Stage, Bmv2, Controller]) -> None:
+    """Workers' steps and questions pass to the server, and its answers back: all that this system sends."""
+    network, bmv2, _ = made
+    with bmv2.connect() as switch:
+        before = switch.counters()
+    wider = (
+        "\ndef model():\n    return nn.Sequential(nn.Linear(16, 300))\n"  # 8 fragments of 16 bits
+    )
+    settings = {"system": "S", "exchange": "auto", "lane": "i16", "sync_every": 4, "test_every": 10}
+    job = tiny_job(network.folder, wider)
+    run = network.train(job, rounds=20, batch=48, quorum=1.0, **settings)
+    assert run.result["system"] == "S" and run.result["weights_identical"]
+    assert run.result["versions"] >= 20 and run.result["forced_synchronisations"] > 0
+    with bmv2.connect() as switch:
+        counters = {name: count - before[name] for name, count in switch.counters().items()}
+    assert counters["server"] > 20 * 8 * 2, "of each step what is pushed, and the answers"
+    assert counters["stripe"] > 0, "of each synchronisation, a step of every worker's"
+    assert not counters["type"] + counters["malformed"] + counters["truncated"]
 
 
 def test_the_controller_is_killed_in_mid_job(made: tuple[Stage, Bmv2, Controller]) -> None:

@@ -176,6 +176,30 @@ def holes() -> Scenario:
     )
 
 
+def no_room() -> Scenario:
+    s = Scenario(
+        "no-room", "Frames of stripes and of servers, for a host that has no program of either."
+    )
+    for name in (*encode.STRIPES, *encode.SERVERS):
+        lanes = b"" if name == "taken" else bytes(1440)
+        body = [(name, {"index": 1, "fragments": 2, "width": 32})]
+        data, of = s.frame(body, tail=lanes)
+        for_one = bytes.fromhex(mac(1).replace(":", "")) + data[6:]
+        s.step(f"{name}, for all", data, DROP, "mode", of=of)
+        s.step(f"{name}, for this host", for_one, DROP, "mode", of=of)
+        data, of = s.frame(body, tail=lanes, source=STRANGER)
+        s.step(f"{name}, from an unknown MAC", data, DROP, "mode", of=of)
+        data, of = s.frame(body, tail=lanes, sender=0)
+        s.step(f"{name}, of number 0", data, DROP, "mode", of=of)
+        data, of = s.frame(body, tail=lanes, view=VIEW + 1)
+        s.step(f"{name}, of another view", data, DROP, "mode", of=of)
+        data, of = s.frame(body, tail=lanes, network=0)
+        s.step(f"{name}, of another network", data, DROP, "network", of=of)
+    data, of = s.frame([("taken", {})], type=24)
+    s.step("the type behind the last one", data, DROP, "type", of=of)
+    return s.ends()
+
+
 def elsewhere() -> Scenario:
     s = Scenario(
         "elsewhere", "Another network, view or round: nothing is added.", round_low=7, round_high=8
@@ -242,4 +266,7 @@ def bad_tokens() -> Scenario:
     return s.ends(ring=(4, 1))
 
 
-SCENARIOS = (foreign, malformed, control, strangers, holes, elsewhere, bad_fragments, bad_tokens)
+SCENARIOS = (
+    *(foreign, malformed, control, strangers, holes, no_room, elsewhere),
+    *(bad_fragments, bad_tokens),
+)
