@@ -211,7 +211,10 @@ def test_a_phase_begins_once_what_was_committed_before_it_is_read(agent: Channel
     assert kinds.index(says.Read) < len(kinds) - 1 - kinds[::-1].index(says.Prepared)
     agent.post(commit(again))
     assert futures[0].result(_LIMIT_S).number == 7
-    judged = {(each.channel, each.round) for each in agent.of(says.Decide, 2)}
+    judged = set[tuple[int, int]]()
+    for count in (2, 3):  # in the new phase the word of a channel may be said again
+        if judged < {(1, 1), (0, 7)}:
+            judged = {(each.channel, each.round) for each in agent.of(says.Decide, count)}
     assert judged >= {(1, 1), (0, 7)}
     link.close("the test is over")
 
