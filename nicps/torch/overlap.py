@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from nicps.collective import Group
 from nicps.collective.kinds import Array
-from nicps.collective.lanes import PER_FRAGMENT
 from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch import elastic
@@ -40,7 +39,6 @@ from nicps.torch.shares import Shares
 SCOPES = ("channels", "queue")
 #: Of the group's channel that all other calls have: buffers in front of a forward pass must not wait behind bulk.
 _URGENCY, _MOST_CHANNELS = 6, 6
-_ROOM = 8000 * PER_FRAGMENT  # numbers of all rounds together (`nicps.collective.group.Group.plan`)
 
 
 def overlap(
@@ -250,8 +248,7 @@ class Overlap(Losses):
         agreed = agree(self._group, Agreed(order, shares), len(self._named), self._known)
         assert agreed is not None
         count = self._settings.count
-        room = _ROOM // (count + 1)
-        self._group.plan([_URGENCY, *range(count)], [room] * (count + 1)).result()
+        self._group.plan([_URGENCY, *range(count)]).result()
         self._begin(agreed)
 
     def forget(self) -> None:

@@ -29,10 +29,10 @@ def say(**values: Any) -> None:
     print(orjson.dumps(values).decode(), flush=True)
 
 
-def digest(model: nn.Module) -> str:
-    """Of all weights and buffers."""
-    state = model.state_dict().values()
-    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in state)).hexdigest()[:16]
+def digest(model: nn.Module, *, buffers: bool = False) -> str:
+    """Of all weights; and of buffers, which each rank's own samples have moved."""
+    found = [each.detach() for each in model.parameters()] + [*model.buffers()] * buffers
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in found)).hexdigest()[:16]
 
 
 def made() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
@@ -82,7 +82,7 @@ def bits(settings: dict[str, Any]) -> None:
             cuts=cuts,
             plan=handle.plan,
             digests=digests,
-            losses=[losses[0], losses[-1]],
+            own=[losses[0], losses[-1], digest(model, buffers=True)],
             steps=figures.steps,
             numbers=figures.numbers,
             predicted=figures.predicted_seconds,

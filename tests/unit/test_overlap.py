@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim import SGD, AdamW  # noqa: E402
 
 from nicps.collective import Group  # noqa: E402
+from nicps.collective.channels import plan_of  # noqa: E402
+from nicps.collective.lanes import PER_FRAGMENT  # noqa: E402
 from nicps.errors import JobFailed, UsageProblem  # noqa: E402
 from nicps.torch import overlap  # noqa: E402
 
@@ -63,6 +65,11 @@ class Slow(Group):
             return super(Slow, self).average(vector, residual, lane=lane).result()
 
         return self._workers.put(channel, wait)
+
+    def plan(self, urgencies: Any, rooms: Any = None) -> Any:
+        """What a group with agents would refuse is refused."""
+        plan_of(urgencies, rooms, PER_FRAGMENT, 8000)
+        return super().plan(urgencies, rooms)
 
     def spent(self, channel: int) -> Any:
         return super().spent(0)
