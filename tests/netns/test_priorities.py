@@ -149,6 +149,8 @@ def test_channels_are_seen(two: Network) -> None:
     line = r"^channel 2   urgency 2  \w+ +round \d of \d  [\d.]+/s  [\d.]+ k?B/s"
     assert re.search(line, shown, re.M) and "a step" in shown, shown
     assert run.result["channels"] == 3
+    report = (run.of("h1").parent / "report.html").read_text()
+    assert "<h2>Channels</h2>" in report and report.count(">channel 2</text>") >= 2
     for name in two.names:
         text = (run.of(name) / "timeline.jsonl").read_text()
         rows = [row for row in map(json.loads, text.splitlines()) if row["kind"] == "rounds"]

@@ -66,8 +66,11 @@ class PlannedHost(Host):
         self.was_paused = True
 
     def hear(self, process: Program, message: says.FromProgram) -> None:
-        """The word of a lead's program is not lost, as long as it leads and the phase goes on."""
-        phase = self.node.phase_in_force
+        """The word of a lead's program is not lost, as long as it leads and the phase goes on.
+
+        Before all members are in the lead's view it is: the lead asks for a checkpoint again.
+        """
+        phase = self.node.phase_in_force if self.node.membership.ready else None
         if isinstance(message, says.Decide) and phase is not None and message.what == "continue":
             self.word = self.node.view.number, phase.number, message.round, message.checkpoint
         super().hear(process, message)
