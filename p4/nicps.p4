@@ -12,6 +12,7 @@
 #include "controls/verdict.p4"
 #include "controls/forwarding.p4"
 #include "controls/members.p4"
+#include "controls/priority.p4"
 #include "controls/token.p4"
 #include "controls/lanes.p4"
 #include "controls/adding.p4"

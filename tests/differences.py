@@ -92,6 +92,7 @@ _ROW_OF: dict[Pair, Row] = {
 
 def kind_of(frame: bytes) -> str:
     """What a frame is to both."""
+    frame = encode.untagged(frame)
     if frame[12:14] != encode.ETHERTYPE.to_bytes(2, "big") or len(frame) < 18:
         return OTHER
     (name,) = encode.TYPES[frame[15] : frame[15] + 1] or ("",)

@@ -48,12 +48,16 @@ class Draft:
     cut: int = 0
     to: bytes = b"\xff" * 6
     ethertype: int = encode.ETHERTYPE
+    tag: int | None = None
 
     def packed(self) -> Frame:
         """From the Ethernet header on, as a wire carries it: 60 bytes or more."""
         data = encode.frame(self.header, *self.body, tail=self.tail)
         whole = self.to + self.source + self.ethertype.to_bytes(2, "big") + data
-        return Frame(whole[: max(14, len(whole) - self.cut)].ljust(60, b"\0"))
+        whole = whole[: max(14, len(whole) - self.cut)]
+        if self.tag is not None:
+            whole = encode.put_tag(whole, network=self.tag)
+        return Frame(whole.ljust(60, b"\0"))
 
 
 #: A number for each frame, and one for all: a failing sequence loses frames, but none of the others changes its mind.
@@ -75,13 +79,17 @@ def sequence(of_all: int, of_each: list[int]) -> list[tuple[int, Frame]]:
             draft = _others(rng)
         else:
             draft = _fragments(rng, model, adding, width)
+        drafts = [draft]
         if model.owner and rng.randint(0, 11) == 11:
-            draft = _between_members(rng, model)
-        if found and rng.randint(0, 3) == 3:
-            _spoil(rng, draft)
-        frame = draft.packed()
-        model.take(draft.port, frame)
-        found.append((draft.port, frame))
+            drafts.insert(0, _between_members(rng, model))
+        for draft in drafts:
+            if found and rng.randint(0, 3) == 3:
+                _spoil(rng, draft)
+            if rng.randint(0, 3) == 3:
+                draft.tag = rng.randint(0, 7) << 13 | rng.choice([0] * 40 + [1, 0xFFF, 0x1000])
+            frame = draft.packed()
+            model.take(draft.port, frame)
+            found.append((draft.port, frame))
     return found
 
 

@@ -45,11 +45,15 @@ def require_bmv2() -> str:
     return switch
 
 
-def switch_command(ports: Mapping[int, str], config: Path | None = None) -> list[str]:
-    """The switch on these interfaces, with our program or another (p4c's JSON)."""
+def switch_command(
+    ports: Mapping[int, str], config: Path | None = None, queues: int = 1
+) -> list[str]:
+    """The switch on these interfaces, with our program or another (p4c's JSON), and so many queues at each port."""
     command = [require_bmv2(), str(config or program.compiled())]
     command += ["--thrift-port", str(DEFAULT_PORT), "--notifications-addr", _NOTIFICATIONS]
-    return command + [word for port in ports.items() for word in ("-i", "{}@{}".format(*port))]
+    command += [word for port in ports.items() for word in ("-i", "{}@{}".format(*port))]
+    # What the target takes, and not BMv2 itself.
+    return [*command, "--", "--priority-queues", str(queues)] if queues > 1 else command
 
 
 def controller_arguments(ports: Iterable[int]) -> list[str]:
@@ -88,11 +92,14 @@ class Bmv2:
         netns: the namespace's name.
         ports: interface by port number.
         config: p4c's JSON; ours by default.
+        queues: of each port, by the priority of frames.
     """
 
-    def __init__(self, netns: str, ports: Mapping[int, str], config: Path | None = None) -> None:
+    def __init__(
+        self, netns: str, ports: Mapping[int, str], config: Path | None = None, queues: int = 1
+    ) -> None:
         self.netns, self.ports = netns, dict(ports)
-        self.config = config or program.compiled()
+        self.config, self.queues = config or program.compiled(), queues
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
 
     def start(self) -> None:
@@ -102,7 +109,7 @@ class Bmv2:
             EnvironmentProblem: there is no simple_switch, or it does not start.
         """
         self.process = subprocess.Popen(
-            processes.launcher(self.netns, switch_command(self.ports, self.config)),
+            processes.launcher(self.netns, switch_command(self.ports, self.config, self.queues)),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -152,7 +159,7 @@ class Bmv2:
 
 
 @contextlib.contextmanager
-def in_place_of_the_bridge(lab: Lab, config: Path | None = None) -> Iterator[Bmv2]:
+def in_place_of_the_bridge(lab: Lab, config: Path | None = None, queues: int = 1) -> Iterator[Bmv2]:
     """Make the lab, with a `simple_switch` where its bridge was; its controller's port ends in CPU.
 
     Raises:
@@ -173,5 +180,5 @@ def in_place_of_the_bridge(lab: Lab, config: Path | None = None) -> Iterator[Bmv
     namespaces.inside(lab.switch_netns, rebuild)
     for host in lab.hosts:
         namespaces.inside(host.netns, lambda: quieten(links.HOST_INTERFACE))
-    with Bmv2(lab.switch_netns, {**ports, CONTROLLER: NEAR_CPU}, config) as bmv2:
+    with Bmv2(lab.switch_netns, {**ports, CONTROLLER: NEAR_CPU}, config, queues) as bmv2:
         yield bmv2

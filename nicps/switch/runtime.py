@@ -38,6 +38,8 @@ _SERVICES = {
 _NEEDED = ("thrift", "bm_runtime", "sswitch_runtime")
 _NETWORKS = "NicpsIngress.networks"
 _MEMBERS = "NicpsIngress.members.members"
+_QUEUES = "NicpsIngress.priority.queues"
+_BY_URGENCY = (1, 0, 2, 3, 4, 5, 6, 7)  # 802.1p priorities; without a tag it is 0
 _FRAMES = "NicpsIngress.verdict.frames"
 _TOKEN = {
     "view": "NicpsIngress.token.token_view",
@@ -197,6 +199,18 @@ class Switch:
                 self._multicast_group(number, group)
             self._add(_NETWORKS, "NicpsIngress.serve", network.to_bytes(4, "big"))
             self._simple.set_all_egress_queue_depths(_DEEP)
+            for priority, queue in queues_of(self._queues(ports[0])).items():
+                self._add(_QUEUES, "NicpsIngress.priority.wait_in", bytes([priority]), queue=queue)
+
+    def _queues(self, port: int) -> int:
+        """How many queues a port has, up to eight: `simple_switch --priority-queues`."""
+        refused = _module("thrift.Thrift").TApplicationException
+        for queue in range(1, len(_BY_URGENCY)):
+            try:
+                self._simple.set_egress_priority_queue_depth(port, queue, _DEEP)
+            except refused:
+                return queue
+        return len(_BY_URGENCY)
 
     def _multicast_group(self, number: int, ports: Mapping[int, int]) -> None:
         """A group of these ports, each with its replication number."""
@@ -243,8 +257,10 @@ class Switch:
             found.append((entry.entry_handle, member))
         return found
 
-    def _add(self, table: str, action: str, *key: bytes) -> None:
+    def _add(self, table: str, action: str, *key: bytes, queue: int | None = None) -> None:
+        """An entry; `queue` is what the action is given."""
         types = self._types
+        given = [] if queue is None else [bytes([queue])]
         params = [
             types.BmMatchParam(
                 type=types.BmMatchParamType.EXACT, exact=types.BmMatchParamExact(part)
@@ -252,7 +268,7 @@ class Switch:
             for part in key
         ]
         options = types.BmAddEntryOptions(priority=0)
-        self._standard.bm_mt_add_entry(_CONTEXT, table, params, action, [], options)
+        self._standard.bm_mt_add_entry(_CONTEXT, table, params, action, given, options)
 
     # ---- its counts
 
@@ -287,6 +303,13 @@ class Switch:
         self.record({})
         with _told():
             self._standard.bm_counter_reset_all(_CONTEXT, _FRAMES)
+
+
+def queues_of(count: int) -> dict[int, int]:
+    """The queue of each 802.1p priority, where a port has so many: 0 is served last. One needs no entries."""
+    if count == 1:
+        return {}
+    return {priority: at * count // len(_BY_URGENCY) for at, priority in enumerate(_BY_URGENCY)}
 
 
 def _groups(ports: Sequence[int], controller: int | None) -> dict[int, dict[int, int]]:

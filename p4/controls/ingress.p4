@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verdict on a frame. In ring mode the switch forwards the frames that the hosts
 // would accept, and they add, each for itself, or in stripes and as servers for each
-// other; fragments with the flag ADD it adds itself.
+// other; fragments with the flag ADD it adds itself. The priority in a frame's tag says
+// which queue it waits in, and nothing else.
 
 control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      inout standard_metadata_t standard) {
     Members() members;
     Token() token;
     Adding() adding;
+    Priority() priority;
     Forwarding() forwarding;
     Verdict() verdict;
 
@@ -35,6 +37,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
         bool known;
         bool stripe;
         bool server;
+        bit<16> ethertype = headers.ethernet.ethertype;
         token_state_t newest;
         bit<32> arrived = standard.packet_length - (bit<32>)NICPS_ETHERNET_BYTES;
 
@@ -43,7 +46,11 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
         meta.sum = false;
         meta.asked = false;
         meta.reason = NICPS_COUNT_SWITCHED;
-        if (headers.ethernet.isValid() && headers.ethernet.ethertype == NICPS_ETHERTYPE) {
+        if (headers.tag.isValid() && headers.tag.network == 0) {
+            ethertype = headers.tag.ethertype;
+            arrived = arrived - (bit<32>)NICPS_TAG_BYTES;
+        }
+        if (headers.ethernet.isValid() && ethertype == NICPS_ETHERTYPE) {
             meta.refused = true;
             if (!headers.nicps.isValid()) {
                 meta.reason = NICPS_COUNT_TRUNCATED;
@@ -96,6 +103,7 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
         } else {
             standard.mcast_grp = NICPS_FLOOD;
         }
+        priority.apply(headers, standard);
         verdict.apply(meta, standard);
     }
 }

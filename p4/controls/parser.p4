@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses our frames as far as a verdict needs; of all others the Ethernet header.
+// Parses our frames as far as a verdict needs; of all others the Ethernet header, and an
+// 802.1p tag behind it. A frame with a tag is ours if the tag is of no virtual network.
 
 parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t meta,
                    inout standard_metadata_t standard) {
@@ -7,6 +8,15 @@ parser NicpsParser(packet_in packet, out headers_t headers, inout metadata_t met
         packet.extract(headers.ethernet);
         transition select(headers.ethernet.ethertype) {
             NICPS_ETHERTYPE: ours;
+            NICPS_TAGGED: tag;
+            default: accept;
+        }
+    }
+
+    state tag {
+        packet.extract(headers.tag);
+        transition select(headers.tag.network, headers.tag.ethertype) {
+            (0, NICPS_ETHERTYPE): ours;
             default: accept;
         }
     }

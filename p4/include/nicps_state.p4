@@ -11,6 +11,10 @@ typedef bit<48> mac_t;
 #define NICPS_FLOOD_AND_TELL 2 /* all ports, and the controller's */
 #define NICPS_TELL 3           /* replication number of the controller's copy */
 #define NICPS_MAC_SLOTS 4096   /* of the learnt MAC addresses */
+#define NICPS_PRIORITIES 8     /* in 802.1p tags */
+
+const bit<16> NICPS_TAGGED = 0x8100; /* EtherType of a frame with a tag */
+const bit<16> NICPS_TAG_BYTES = 4;
 
 // Sums that the switch has room for, a power of two: two quanta. With less room
 // it takes no fragment before all have the sum whose slot it needs.
@@ -49,6 +53,14 @@ header ethernet_t {
     bit<16> ethertype;
 }
 
+// 802.1Q: `network` is the virtual network's number, 0 for none.
+header tag_t {
+    bit<3> priority;
+    bit<1> drop_eligible;
+    bit<12> network;
+    bit<16> ethertype;
+}
+
 header payload_t {
     wide_t a;
     wide_t b;
@@ -60,6 +72,7 @@ header payload_t {
 
 struct headers_t {
     ethernet_t ethernet;
+    tag_t tag;
     nicps_header_t nicps;
     nicps_token_t token;
     nicps_fragment_t fragment;

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -29,10 +30,13 @@ from nicps.bench.bmv2 import (
     controller_arguments,
 )
 from nicps.lab import links, namespaces, processes
+from nicps.switch import Switch
 from tests.netns.labs import ROOT, until
 from tests.netns.members import NICPS
 
 _ETH_P_ALL = 3
+_PACKET_AUXDATA, _PACKET_IGNORE_OUTGOING, _SOL_PACKET = 8, 23, 263
+_VLAN_VALID = 0x10  # of tp_status
 
 
 class Wires:
@@ -41,7 +45,8 @@ class Wires:
     def __init__(self, netns: str, numbers: Iterator[int] | range) -> None:
         def dial(name: str) -> socket.socket:
             made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
-            made.setsockopt(263, 23, 1)  # SOL_PACKET, PACKET_IGNORE_OUTGOING
+            made.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+            made.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
             made.bind((name, _ETH_P_ALL))
             made.settimeout(0.0)
             return made
@@ -65,7 +70,7 @@ class Wires:
         for port, wire in self._sockets.items():
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    frame = wire.recv(2048)
+                    frame = _receive(wire)
                     found.setdefault(port, []).append(frame)
         return found
 
@@ -89,8 +94,16 @@ class Wires:
             wire.close()
 
 
+def _receive(wire: socket.socket) -> bytes:
+    """A frame as it came: the kernel has taken its tag out."""
+    frame, ((_, _, beside),), *_ = wire.recvmsg(2048, 128)
+    status, *_, tci, tpid = struct.unpack("IIIHHHH", beside)
+    tag = struct.pack(">HH", tpid, tci) if status & _VLAN_VALID else b""
+    return frame[:12] + tag + frame[12:]
+
+
 @contextlib.contextmanager
-def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
+def bench(name: str, ports: int, queues: int = 1) -> Iterator[tuple[Bmv2, Wires]]:
     """A switch on veth pairs whose far ends are in the same namespace; all gone at the end."""
     namespaces.create([name])
     try:
@@ -104,7 +117,7 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
         links.with_netlink(name, lambda ipr: ipr.link("set", index=1, state="up"))
         namespaces.inside(name, lay)
         hosts = {number: near for number, (near, _) in pairs.items()}
-        with Bmv2(name, {**hosts, CONTROLLER: NEAR_CPU}) as bmv2:
+        with Bmv2(name, {**hosts, CONTROLLER: NEAR_CPU}, queues=queues) as bmv2:
             wires = Wires(name, range(1, ports + 1))
             try:
                 yield bmv2, wires
@@ -112,6 +125,17 @@ def bench(name: str, ports: int) -> Iterator[tuple[Bmv2, Wires]]:
                 wires.close()
     finally:
         namespaces.remove([name])
+
+
+@contextlib.contextmanager
+def pace(switch: Switch, frames_per_s: int) -> Iterator[None]:
+    """Each queue of each port sends at most so many frames a second."""
+    simple = switch._simple
+    simple.set_all_egress_queue_rates(frames_per_s)
+    try:
+        yield
+    finally:
+        simple.set_all_egress_queue_rates(0)
 
 
 class Controller:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-OURS = 0x88B5
+OURS, TAGGED = 0x88B5, 0x8100
 VERSION, TOKEN, FRAGMENT, VIEW = 1, 6, 7, 3
 STRIPES, SERVERS, LAST_TYPE = (14, 15, 16, 17), (20, 21, 22, 23), 23
 REPEAT, ADD = 1, 32
@@ -21,6 +21,14 @@ PAYLOAD = 1440
 SLOTS = 512
 SWITCH = bytes.fromhex("026e69637073")
 WIDTHS = (32, 16, 8)
+
+
+def _inside(frame: bytes) -> tuple[int, bytes]:
+    """The EtherType and what follows it, behind a tag too, if that is of no virtual network."""
+    ethertype, tci, behind = struct.unpack_from(">HHH", frame, 12)
+    if ethertype == TAGGED and not tci & 0xFFF:
+        return behind, frame[18:]
+    return ethertype, frame[14:]
 
 
 @dataclass
@@ -74,16 +82,14 @@ class ModelSwitch:
         return dict.fromkeys(to - {port}, frame)
 
     def _is_list(self, frame: bytes) -> bool:
-        body = 14 + HEADER
-        whole = len(frame) >= body + VIEW_HEADER
-        return frame[12:14] == OURS.to_bytes(2, "big") and (
-            whole and frame[15] == VIEW and frame[body + 32] == INSTALL
-        )
+        ethertype, ours = _inside(frame)
+        whole = len(ours) >= HEADER + VIEW_HEADER
+        return ethertype == OURS and (whole and ours[1] == VIEW and ours[HEADER + 32] == INSTALL)
 
     def _verdict(self, port: int, frame: bytes) -> tuple[str, bool]:
         """The reason that is counted, and whether the frame passes."""
-        ours = frame[14:]
-        if frame[12:14] != OURS.to_bytes(2, "big"):
+        ethertype, ours = _inside(frame)
+        if ethertype != OURS:
             return "switched", True
         if len(ours) < HEADER:
             return "truncated", False
@@ -151,12 +157,12 @@ class ModelSwitch:
 
     def _sum_frame(self, frame: bytes) -> bytes:
         """The frame that completed or asked for a sum, with the sum in it: of sender 0, without a tag."""
-        index = int.from_bytes(frame[14 + HEADER : 14 + HEADER + 4], "big")
-        out = bytearray(frame)
+        (index,) = struct.unpack_from(">I", _inside(frame)[1], HEADER)
+        out, at = bytearray(frame), len(frame) - len(_inside(frame)[1])
         out[6:12] = SWITCH
-        out[14 + 16 : 14 + 18] = bytes(2)
-        out[14 + 24 : 14 + 32] = bytes(8)
-        start = 14 + HEADER + FRAGMENT_HEADER
+        out[at + 16 : at + 18] = bytes(2)
+        out[at + 24 : at + 32] = bytes(8)
+        start = at + HEADER + FRAGMENT_HEADER
         out[start : start + PAYLOAD] = self.sums[index % SLOTS].payload
         return bytes(out)
 

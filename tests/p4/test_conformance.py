@@ -26,6 +26,7 @@ from tests import replay, sums, switch_frames, switched
 from tests.p4.bmv2 import Wires, bench
 from tests.p4.model import FRAGMENT, SLOTS, ModelSwitch
 from tests.switched import CONTROLLER, NETWORK, PORTS, Bench, Recorded
+from tests.vectors import encode
 from tests.xdp.target import XdpTarget
 
 BLOCKS = 8
@@ -43,10 +44,20 @@ class Rig:
 
     def __init__(self, bmv2: Bmv2, wires: Wires) -> None:
         self.bmv2, self.wires = bmv2, wires
-        self._marks = 0
+        self._tagged = False
+        self._marks = self._tags = 0
 
-    def begin(self, switch: Switch, members: Recorded, each: bool = False) -> Bench:
-        """These are recorded, and nothing has passed yet; `each`: counters and registers after every frame."""
+    def begin(
+        self, switch: Switch, members: Recorded, each: bool = False, tagged: bool = False
+    ) -> Bench:
+        """These are recorded, and nothing has passed yet.
+
+        Args:
+            each: compare counters and registers after every frame.
+            tagged: each frame comes to the switch with a tag, of any priority, and goes out with it; the model knows
+                nothing of it.
+        """
+        self._tagged = tagged
         model = ModelSwitch(NETWORK, PORTS, CONTROLLER, frozenset())
 
         def record(members: Recorded) -> None:
@@ -70,17 +81,25 @@ class Rig:
     def exchange(self, model: ModelSwitch, port: int, *frames: bytes) -> dict[int, list[bytes]]:
         """Send frames; return what came out at each port, which is asserted to be what the model says."""
         mark = self._mark(port)
-        sent = [*(frame.ljust(60, b"\0") for frame in frames), mark]
+        sent: list[bytes] = []
         expected: dict[int, list[bytes]] = {}
-        for data in sent:
-            reason = model.reason
+        plain: dict[int, list[bytes]] = {}
+        for data in [*(frame.ljust(60, b"\0") for frame in frames), mark]:
+            reason, priority = model.reason, self._priority()
+            sent.append(_put(data, priority))
             for to, out in model.take(port, data).items():
-                expected.setdefault(to, []).append(out)
+                expected.setdefault(to, []).append(_put(out, priority))
+                plain.setdefault(to, []).append(out)
         model.reason = reason  # not that of the mark
         counts = {to: len(expected.get(to, ())) for to in (CONTROLLER, port)}
         heard = self._send(port, sent, counts)
         assert heard == expected, (port, [frame.hex() for frame in sent])
-        return {to: [out for out in outs if out != mark] for to, outs in heard.items()}
+        return {to: [out for out in outs if out != mark] for to, outs in plain.items()}
+
+    def _priority(self) -> int | None:
+        """Of the next frame, if it is to have a tag."""
+        self._tags += 1
+        return self._tags % 8 if self._tagged else None
 
     def pass_on(self, port: int, frame: bytes) -> dict[int, list[bytes]]:
         """Send a frame; return what came out at the other hosts' ports. No model has a say."""
@@ -129,6 +148,10 @@ class Rig:
         assert switch.registers() == model.registers()
 
 
+def _put(frame: bytes, priority: int | None) -> bytes:
+    return frame if priority is None else encode.put_tag(frame, priority)
+
+
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     with bench(switch_name(f"test-{os.getpid()}-conform"), len(PORTS)) as (bmv2, wires):
@@ -150,15 +173,17 @@ def program() -> Iterator[XdpTarget]:
 
 @pytest.mark.parametrize("path", replay.SEQUENCES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("adding", [False, True], ids=["ring", "adding"])
+@pytest.mark.parametrize("tagged", [False, True], ids=["plain", "tagged"])
 def test_the_sequences_of_the_vectors(
-    rig: Rig, switch: Switch, program: XdpTarget, path: Path, adding: bool
+    rig: Rig, switch: Switch, program: XdpTarget, path: Path, adding: bool, tagged: bool
 ) -> None:
     """The XDP program does what they say, and what the switch counts and adds means the same, step by step."""
     sequence = replay.load(path)
     program.begin(sequence["config"], replay.member_macs(sequence), replay.view_key(sequence))
     replay.replay(sequence, program)
     program.begin(sequence["config"], replay.member_macs(sequence), replay.view_key(sequence))
-    switched.sequence_agrees(sequence, adding, rig.begin(switch, frozenset(), each=True), program)
+    bench = rig.begin(switch, frozenset(), each=True, tagged=tagged)
+    switched.sequence_agrees(sequence, adding, bench, program)
 
 
 def test_random_sequences(rig: Rig, switch: Switch, program: XdpTarget) -> None:

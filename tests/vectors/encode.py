@@ -63,7 +63,7 @@ REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32,
 COMPLETE, OFFERED, GOES_ON = 128, 256, 1024
 CHANNEL_5 = 0xA000
 OPEN, CLOSING = 0, 1
-ETHERTYPE = 0x88B5
+ETHERTYPE, TAGGED = 0x88B5, 0x8100
 LANES = {32: ("i", 360), 16: ("h", 720), 8: ("b", 1440)}
 
 Fields = dict[str, Any]
@@ -107,6 +107,17 @@ def ethernet(source: str, data: bytes, ethertype: int = ETHERTYPE) -> bytes:
     return (
         b"\xff" * 6 + bytes.fromhex(source.replace(":", "")) + struct.pack(">H", ethertype) + data
     )
+
+
+def put_tag(frame: bytes, priority: int = 0, network: int = 0, tpid: int = TAGGED) -> bytes:
+    """The frame with an 802.1Q tag; `network` is a virtual network's number."""
+    return frame[:12] + struct.pack(">HH", tpid, priority << 13 | network) + frame[12:]
+
+
+def untagged(frame: bytes) -> bytes:
+    """The frame without its tag, if that is of no virtual network."""
+    tpid, tci = struct.unpack_from(">HH", frame, 12) if len(frame) >= 18 else (0, 0)
+    return frame[:12] + frame[16:] if tpid == TAGGED and not tci & 0xFFF else frame
 
 
 def lanes(width: int, values: Mapping[int, int]) -> bytes:

@@ -16,17 +16,13 @@ from nicps.dataplane import bpf, loader, tags
 from nicps.wire import FrameType
 from tests.stripes_model import ChannelsModel, StripesModel
 from tests.vectors import encode
+from tests.vectors.encode import put_tag
 from tests.xdp.kernel import MACS, NETWORK, VIEW
 from tests.xdp.striped import Target
 from tests.xdp.test_channels import Host, play
 from tests.xdp.test_egress import GO_ON, HOUR_NS, KEY, MARK, Egress, fragment, token
 
 TRAIN = 0x1122334455667788
-
-
-def put(frame: bytes, priority: int = 0, number: int = 0, tpid: int = 0x8100) -> bytes:
-    """The frame with a tag; `number` is that of a virtual network."""
-    return frame[:12] + struct.pack(">HH", tpid, priority << 13 | number) + frame[12:]
 
 
 def taken_off(frame: bytes) -> tuple[bytes, int]:
@@ -47,7 +43,7 @@ class TaggedTarget(Target):
 
     def count(self, frame: bytes) -> tuple[str, tuple[str, ...], bytes]:
         self._next += 1
-        verdict, names, after = super().count(put(frame, self._next % 8))
+        verdict, names, after = super().count(put_tag(frame, self._next % 8))
         if verdict != "tx":
             return verdict, names, after
         after, priority = taken_off(after)
@@ -94,7 +90,7 @@ def test_without_tags_nothing_is_put_before_what_is_sent(target: TaggedTarget) -
     target.config["tags"] = 0
     for sender in (2, 3):
         frame = host.frame(FrameType.CONTRIBUTION, sender, 1, 0)
-        verdict, _, after = Target.count(target, put(frame, 4))
+        verdict, _, after = Target.count(target, put_tag(frame, 4))
     assert verdict == "tx" and after[12:14] == frame[12:14] and len(after) == len(frame)
 
 
@@ -118,7 +114,7 @@ def test_a_token_goes_on_with_the_priority_of_control(
     bouncing(programs, key)
     plain = token(3, sender=3)
     frame = wire.ethernet(MACS[2], encode.sign(plain, key) if key else plain)
-    run = bpf.prog_test_run(programs.xdp, put(frame, 7) if tagged else frame)
+    run = bpf.prog_test_run(programs.xdp, put_tag(frame, 7) if tagged else frame)
     assert run.verdict == bpf.XDP_TX, programs.maps.counters()
     sent, priority = taken_off(run.frame)
     assert priority == tags.control() == 7
@@ -134,7 +130,7 @@ def test_what_goes_up_has_no_tag(programs: Egress) -> None:
     frame = wire.ethernet(MACS[2], control)
     programs.maps.config["tags"] = 1
     seal = programs.maps.config["seal"].tobytes()
-    for given in (frame, put(frame, 7), put(frame)):
+    for given in (frame, put_tag(frame, 7), put_tag(frame)):
         run = bpf.prog_test_run(programs.xdp, given)
         assert run.verdict == bpf.XDP_PASS and run.frame == seal + frame[6:]
     programs.maps.config["tags"] = 0
@@ -146,13 +142,18 @@ def test_frames_of_other_networks_are_left_alone(programs: Egress) -> None:
     before = programs.maps.counters()
     frame = wire.ethernet(MACS[2], token(3, sender=3))
     other = encode.ethernet(MACS[2].hex(":"), token(3, sender=3), 0x0800)
-    given = [put(frame, 3, number) for number in (1, 0xFFF)]
-    given += [put(put(frame)), put(frame, tpid=0x88A8), put(other), put(frame)[:15]]
+    given = [put_tag(frame, 3, number) for number in (1, 0xFFF)]
+    given += [
+        put_tag(put_tag(frame)),
+        put_tag(frame, tpid=0x88A8),
+        put_tag(other),
+        put_tag(frame)[:15],
+    ]
     for each in given:
         run = bpf.prog_test_run(programs.xdp, each)
         assert (run.verdict, run.frame) == (bpf.XDP_PASS, each)
     assert programs.maps.counters() == before
-    cut = put(frame)[:18]
+    cut = put_tag(frame)[:18]
     run = bpf.prog_test_run(programs.xdp, cut)
     assert run.verdict == bpf.XDP_DROP
     assert programs.maps.counters()["truncated"] == before["truncated"] + 1
@@ -162,7 +163,7 @@ def test_a_bit_beside_the_priority_is_no_part_of_a_networks_number(programs: Egr
     """Drop eligible: some switches set it."""
     programs.reset(None)
     programs.maps.config["enabled"] = 0
-    frame = put(wire.ethernet(MACS[2], token(3, sender=3)), 3, 0x1000)
+    frame = put_tag(wire.ethernet(MACS[2], token(3, sender=3)), 3, 0x1000)
     before = programs.maps.counters()["disabled"]
     assert bpf.prog_test_run(programs.xdp, frame).verdict == bpf.XDP_DROP
     assert programs.maps.counters()["disabled"] == before + 1
@@ -177,9 +178,14 @@ def test_tags_of_a_train_are_counted(programs: Egress) -> None:
         tail = bytes(wire.PAYLOAD_BYTES)
         return wire.ethernet(MACS[2], wire.pack(wire.Header(network=NETWORK), body, tail=tail))
 
-    for frame in (probe(TRAIN), put(probe(TRAIN), 5), put(probe(TRAIN)), put(probe(TRAIN + 1))):
+    for frame in (
+        probe(TRAIN),
+        put_tag(probe(TRAIN), 5),
+        put_tag(probe(TRAIN)),
+        put_tag(probe(TRAIN + 1)),
+    ):
         assert bpf.prog_test_run(programs.xdp, frame).verdict == bpf.XDP_DROP
-    ask = put(probe(TRAIN, wire.ProbeStep.ASK))
+    ask = put_tag(probe(TRAIN, wire.ProbeStep.ASK))
     assert bpf.prog_test_run(programs.xdp, ask).verdict == bpf.XDP_PASS
     assert (int(train["count"]), int(train["tagged"])) == (3, 2)
 
@@ -192,11 +198,11 @@ def test_a_frame_with_a_tag_is_signed_as_one_without(programs: Egress) -> None:
     plain = fragment(np.random.default_rng(3).bytes(1440))
     frame = wire.ethernet(MACS[0], plain)
     first = bpf.prog_test_run(programs.egress, frame, mark=MARK)
-    run = bpf.prog_test_run(programs.egress, put(frame, 5), mark=MARK)
+    run = bpf.prog_test_run(programs.egress, put_tag(frame, 5), mark=MARK)
     assert first.verdict == run.verdict == GO_ON
     sent, priority = taken_off(run.frame)
     assert priority == 5 and programs.maps.sequence == 2
     assert sent[14:] == encode.sign(sent[14:], KEY) != first.frame[14:]
-    for other in (put(frame, 5, number=3), put(put(frame))):
+    for other in (put_tag(frame, 5, network=3), put_tag(put_tag(frame))):
         run = bpf.prog_test_run(programs.egress, other, mark=MARK)
         assert run.frame == other and programs.maps.sequence == 2
