@@ -111,9 +111,9 @@ def elastic(settings: dict[str, Any]) -> None:
     while state.whole < settings["steps"]:
         came = state.sync()
         step_of(model, optimizer, state.step)
+        say(step=state.step, came=came, digest=digest(model), here=[], parts=len(handle.plan))
         state.step += 1
         state.whole += not handle.lost and state.step > settings["least"]
-        say(step=state.step, came=came, digest=digest(model), here=[], parts=len(handle.plan))
         time.sleep(0.05)
 
 
