@@ -181,6 +181,8 @@ def _spoil(rng: Random, draft: Draft) -> None:
             "index",
             "index",
             "index",
+            "index",
+            "index",
             "fragments",
             "width",
             "shift",
