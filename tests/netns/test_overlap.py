@@ -36,13 +36,13 @@ def without(line: dict[str, Any], key: str) -> dict[str, Any]:
 
 def test_channels_change_no_bit(scripts: Scripts) -> None:
     """Weights and buffers after steps in a queue, and on channels; then with what need first makes of them."""
-    said = finished(scripts.start("h1", "h2", what="bits", steps=12))
+    said = finished(scripts.start("h1", "h2", "h3", what="bits", steps=12))
     whole = [[without(line, "own") for line in lines] for lines in said]
-    assert whole[0] == whole[1], "all ranks have the same weights and plans"
+    assert whole[0] == whole[1] == whole[2], "all ranks have the same weights and plans"
     for queue, channels, measured in said:
         assert without(queue, "scope") == without(channels, "scope")
         assert [channel for _, channel in queue["plan"]] == [2, 1, 1, 0]
-        assert queue["plan"][0][0] == "0.weight" and len(set(queue["digests"])) == 4
+        assert queue["plan"][0][0] == "0.weight" and len(set(queue["digests"])) == 5
         assert queue["predicted"] is None and measured["predicted"] > 0
         assert measured["steps"] == 11 and measured["own"][1] < measured["own"][0]
 
