@@ -35,12 +35,18 @@ def digest(model: nn.Module, *, buffers: bool = False) -> str:
     return hashlib.sha256(b"".join(each.numpy().tobytes() for each in found)).hexdigest()[:16]
 
 
-def made() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """A model with averaged statistics, and its optimizer."""
+def made(*, from_first: bool = True) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """A model with BatchNorm's statistics, and its optimizer.
+
+    Args:
+        from_first: DDP hands out the statistics of rank 0 before each forward pass; without it each rank has its own.
+    """
     torch.manual_seed(3)
     layers = [nn.Linear(32, 100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]
     rest = [nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 60), nn.ReLU(), nn.Linear(60, 8)]
-    model = DistributedDataParallel(nn.Sequential(*layers, *rest), find_unused_parameters=True)
+    model = DistributedDataParallel(
+        nn.Sequential(*layers, *rest), find_unused_parameters=True, broadcast_buffers=from_first
+    )
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
@@ -92,7 +98,7 @@ def bits(settings: dict[str, Any]) -> None:
 
 def lossy(settings: dict[str, Any]) -> None:
     """A rank is killed in the middle of a step's backward pass."""
-    model, optimizer = made()
+    model, optimizer = made(from_first=False)  # which may be the one that is killed
     handle = nicps.torch.overlap(model, optimizer, lane="i8", channels=2)
     told: list[list[int]] = []
     handle.on_loss = lambda lost: told.append(list(lost))
