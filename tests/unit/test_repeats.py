@@ -10,6 +10,7 @@ import pytest
 
 from nicps import wire
 from nicps.agent.driver import Driver
+from nicps.agent.flows import FlowWatch
 from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.agent.loop import Loop
@@ -86,7 +87,8 @@ def test_a_token_that_the_kernel_has_forwarded_is_not_handled_as_well() -> None:
     loop = Loop(lambda error: None)
     loop.watch = lambda *_, **__: None  # type: ignore[method-assign]
     plane: Any = kernel
-    rooms = TimeLine(), ServedRoom(plane)
+    timeline = TimeLine()
+    rooms = timeline, ServedRoom(plane), FlowWatch(life.node, timeline)
     frames = Frames(Driver(life), plane, Keyring.read(None), loop, *rooms, lambda *_: None)
     ring.offer(START, Offer(1, 4))
     frames._receive()
