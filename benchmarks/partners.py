@@ -28,7 +28,7 @@ import orjson
 
 from benchmarks import packed_sets
 from nicps import wire
-from nicps.bench.arguments import in_order, whole
+from nicps.bench.arguments import as_type, in_order, whole
 from nicps.errors import NicpsError
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, Folders, joined, open_folder
@@ -229,13 +229,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def _rate(text: str) -> int | None:
-    try:
-        return parse_rate(text)
-    except NicpsError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -245,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--workers", type=_numbers, default="2,3,4,5", help="(%(default)s)")
-    add("--rate", type=_rate, default="1gbit", help="of the line (%(default)s)")
+    add("--rate", type=as_type(parse_rate), default="1gbit", help="of the line (%(default)s)")
     add("--params", type=whole(1), default=1_000_000, help="about so many (%(default)s)")
     add("--rounds", type=whole(3 * _WARM_UP), default=40, help="of training (%(default)s)")
     add("--lane", choices=("i32", "i16", "i8"), default="i32", help="of steps (%(default)s)")

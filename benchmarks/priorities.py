@@ -26,7 +26,7 @@ from benchmarks.overlap import run_ranks
 from benchmarks.rendezvous import gloo_variables
 from benchmarks.time_to_accuracy import train
 from nicps import wire
-from nicps.bench.arguments import host_count, in_order, names, several, whole
+from nicps.bench.arguments import as_type, host_count, in_order, names, several, whole
 from nicps.errors import NicpsError
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import joined, open_folder
@@ -193,13 +193,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rate(text: str) -> int:
-    try:
-        return parse_rate(text)
-    except NicpsError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _ratio(text: str) -> float:
     try:
         ratio = float(text)
@@ -221,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--hosts", type=several(host_count(2)), default="2", metavar="N,...", help="(%(default)s)")
     add("--networks", type=names(tuple(NETWORKS)), default=",".join(NETWORKS), help="(%(default)s)")
     add("--ways", type=names(tuple(WAYS)), default=",".join(WAYS), help="(%(default)s)")
-    add("--rate", type=_rate, default="200mbit", help="of the line (%(default)s)")
+    add("--rate", type=as_type(parse_rate), default="200mbit", help="of the line (%(default)s)")
     add("--numbers", type=whole(1000), default=8_000_000, help="parameters (%(default)s)")
     add("--ratio", type=_ratio, default=1.0, help="wire time to computing (%(default)s)")
     add("--lane", choices=_LANE_BYTES, default="i8", help="(%(default)s)")

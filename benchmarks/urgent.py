@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from nicps.bench.arguments import duration, host_count, in_order, whole
+from nicps.bench.arguments import as_type, duration, host_count, in_order, whole
 from nicps.collective import Group
 from nicps.errors import JobFailed, NicpsError
 from nicps.lab import Lab, LabSettings
@@ -192,13 +192,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rate(text: str) -> int:
-    try:
-        return parse_rate(text)
-    except NicpsError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -208,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--hosts", type=host_count(2), default=2, help="(%(default)s)")
-    add("--rate", type=_rate, default="250mbit", help="of the line (%(default)s)")
+    add("--rate", type=as_type(parse_rate), default="250mbit", help="of the line (%(default)s)")
     add("--params", type=whole(URGENT), default=11_500_000, help="of the bulk one (%(default)s)")
     add("--seconds", type=duration, default=10.0, help="of each part (%(default)s)")
     add("--ports", choices=("priorities", "plain", "both"), default="both", help="(%(default)s)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of a phase with channels, as users see them: when each was offered and whole, and who is waited for
+"""Monitoring of the rounds of each channel: when each round was offered and complete, and which member it waited for
 (docs/channels.md).
 
 Every member broadcasts its offers and marks in WANT frames. So this host knows of each round whose offer, and whose

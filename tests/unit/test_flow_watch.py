@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent says of the rounds of each channel: moments for the time line, and who is waited for."""
+"""What an agent reports of the rounds of each channel: times for the time line, and whom a round waits for."""
 
 from __future__ import annotations
 

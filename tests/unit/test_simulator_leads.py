@@ -275,8 +275,8 @@ def test_a_lead_that_leaves_misses_the_others() -> None:
 
 
 def test_a_lead_that_leaves_is_not_in_the_view_that_it_proposes() -> None:
-    """It is not heard, or its proposal comes before that of who has heard it (seed 740113): were it in the next view
-    too, it would leave that one, and so on for ever.
+    """The other members miss its LEAVE frames, or receive its proposal before their own is sent (seed 740113). A lead
+    that proposed itself would leave each new view again, without end.
     """
     lan, _ = training(hosts=3)
     lan.lose[wire.FrameType.LEAVE] = 1 << 30
