@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int, int]  # first round of the phase, channel, round
 Place = tuple[bytes, int, tuple[int, ...]]  # a view's seed, a phase, the open round of each channel
+
+
+def list_differs(
+    commit: Committed, listed: Mapping[int, int], live: Collection[int], step: int
+) -> str:
+    """What is wrong with a round whose list is not that of its step, less members that have left; empty: nothing."""
+    left = {k: n for k, n in listed.items() if k in live}
+    whole = commit.counted in (listed, left)
+    if whole or left.keys() <= commit.counted.keys() <= listed.keys():
+        return ""
+    return (
+        f"round {commit.round} of channel {commit.channel} has the list {commit.counted}, and "
+        f"step {step} has {listed}"
+    )
 
 
 class ChannelChecks(Checks):
@@ -96,13 +110,8 @@ class ChannelChecks(Checks):
         """All rounds of a step have one list, less members that have left."""
         whose = commit.phase.first_round, step
         listed = self._lists.setdefault(whose, commit.counted)
-        left = {k: n for k, n in listed.items() if k in host.node.view.live}
-        whole = commit.counted in (listed, left)
-        if not whole and not left.keys() <= commit.counted.keys() <= listed.keys():
-            self.fail(
-                f"round {commit.round} of channel {commit.channel} has the list {commit.counted}, and "
-                f"step {step} has {listed}"
-            )
+        if differs := list_differs(commit, listed, host.node.view.live, step):
+            self.fail(differs)
 
     def announced(self, host: ChannelHost, frame: wire.Frame) -> None:
         """What a host offers and marks is of the step that it is in."""

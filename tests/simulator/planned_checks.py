@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nicps import wire
 from nicps.protocol import Committed, Phase
+from tests.simulator.channel_checks import list_differs
 from tests.simulator.checks import Checks
 
 if TYPE_CHECKING:
@@ -82,13 +83,8 @@ class PlannedChecks(Checks):
         """All rounds of a step have one list, less members that have left."""
         whose = self.branch(host), commit.phase.first_round, step
         listed = self._lists.setdefault(whose, commit.counted)
-        left = {k: n for k, n in listed.items() if k in host.node.view.live}
-        whole = commit.counted in (listed, left)
-        if not whole and not left.keys() <= commit.counted.keys() <= listed.keys():
-            self.fail(
-                f"round {commit.round} of channel {commit.channel} has the list {commit.counted}, and "
-                f"step {step} has {listed}"
-            )
+        if differs := list_differs(commit, listed, host.node.view.live, step):
+            self.fail(differs)
 
     def announced(self, host: PlannedHost, frame: wire.Frame) -> None:
         """What a host offers is of the step that it is in."""
