@@ -24,7 +24,10 @@ Round = tuple[int, int]  # channel and number
 
 
 class UrgentFirst(random.Random):
-    """In place of chance: of the rounds that can be committed the one on the most urgent channel."""
+    """In place of chance: of the next rounds of all channels the one on the most urgent channel.
+
+    Members must open a round of each channel at a time.
+    """
 
     def choice(self, seq: Any) -> Any:
         return max(seq)
@@ -105,10 +108,21 @@ class PlannedNetwork(FakeNetwork):
             for to in whole:
                 self.commit(to)
         elif self.all_wait and whole:
+            if isinstance(self.order, UrgentFirst) and len(whole) < self._channels_open():
+                return  # the thread of a more urgent channel has not offered yet
             self.commit(self.order.choice(whole))
         if self.all_wait and self.stuck and self.on_wait is not None:
             action, self.on_wait = self.on_wait, None
             action()
+
+    def _channels_open(self) -> int:
+        """Channels that have rounds left in the step that is under way."""
+        done = [
+            sum(to[0] == channel and to[1] >= self.first_round for to in self.made)
+            for channel in range(len(self.plan))
+        ]
+        steps = [count // len(plan.rounds) for count, plan in zip(done, self.plan, strict=True)]
+        return steps.count(min(steps))
 
     @property
     def stuck(self) -> bool:
