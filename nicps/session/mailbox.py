@@ -120,13 +120,16 @@ class Mailbox:
 
     def wake(self) -> None:
         """Let all threads look again at what they wait for, the one that reads, too."""
-        os.eventfd_write(self._bell, 1)
         with self._changed:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No thread waits any more."""
-        os.close(self._bell)
+        """No thread waits any more; some may still `wake`."""
+        with self._changed:
+            os.close(self._bell)
+            self._bell = -1
 
     def poll(self) -> None:
         """Receive what is there."""

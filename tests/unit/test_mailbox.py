@@ -193,3 +193,16 @@ def test_a_lost_connection_is_every_thread_s(line: Line) -> None:
         line.mail.take()
     with pytest.raises(ChannelClosed):
         line.mail.take_commit(0, 1)
+
+
+def test_a_thread_that_wakes_the_others_after_the_end_writes_nowhere() -> None:
+    """A file that is opened then has the descriptor of the bell."""
+    mail = Mailbox(0, lambda: False, lambda: (VIEW, []), lambda *_: None)
+    mail.close()
+    files = [os.pipe2(os.O_NONBLOCK) for _ in range(4)]
+    mail.wake()
+    for reads, writes in files:
+        with pytest.raises(BlockingIOError):
+            os.read(reads, 8)
+        os.close(reads)
+        os.close(writes)
