@@ -204,6 +204,7 @@ def alone() -> Iterator[Network]:
         yield network
 
 
+@pytest.mark.long
 def test_the_services_capabilities_are_enough(open_path: Path) -> None:
     with Network(2) as network:
         network.lab.up()

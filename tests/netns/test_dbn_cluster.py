@@ -59,7 +59,7 @@ def without_spark(network: Network, data: Path, settings: tuple[str, ...]) -> di
     return result(network.command("h1", "dbn", *words(data, settings), timeout_s=LIMIT_S))
 
 
-@pytest.mark.short("nicps")
+@pytest.mark.long
 @pytest.mark.parametrize("reduce", ["spark", "nicps"])
 def test_the_bits_are_those_of_a_run_without_spark(
     cluster: Cluster, three: Network, tiny: Path, reduce: str

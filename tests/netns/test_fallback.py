@@ -80,6 +80,7 @@ def test_a_kernel_that_refuses_the_program_of_stripes(refusing: str) -> None:
         assert reference.check(16, run.gradients()) == 3 * HOSTS
 
 
+@pytest.mark.long
 def test_what_rounding_has_left_over_goes_on_in_the_next_exchange() -> None:
     """Two hosts train in stripes. Then one is admitted whose kernel refuses the program: every host adds for itself."""
     with Drill(Stage(3, away={"h3"}), settings={"admit": True, "exchange": "auto"}) as drill:

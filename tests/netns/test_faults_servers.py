@@ -77,7 +77,7 @@ def job(four: Network) -> Iterator[Endless]:
     four.lab.link("all", "up")
 
 
-@pytest.mark.short("worker stopped")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "how"),
     [("h3", "stopped"), ("h3", "unplugged"), ("h2", "stopped"), ("h2", "unplugged")],

@@ -258,7 +258,8 @@ def before_batch():
 """
 
 
-@pytest.mark.parametrize("least", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("least", [1, 2])
 def test_rounds_of_few_contributors(least: int) -> None:
     """A part is enough: of one contributor all take its own lanes, and of two all take their sum."""
     settings = {"exchange": "stripes", "lane": "i32", "quorum": 0.3 * least}

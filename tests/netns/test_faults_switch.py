@@ -268,7 +268,7 @@ def test_without_a_key_the_switch_is_started_again() -> None:
         drill.end()
 
 
-@pytest.mark.short("i8")
+@pytest.mark.long
 @pytest.mark.parametrize("lane", ["i8", "i16"])
 def test_narrow_lanes_lose_nothing_to_rounding(lane: str) -> None:
     """Most of a sum that a lane cannot hold stays at the switch, and is in a later sum, whatever is lost meanwhile."""

@@ -198,8 +198,14 @@ def test_what_scripts_print_is_on_stdout_but_with_json(driver: Driver, as_json: 
 @pytest.mark.parametrize(
     ("options", "text", "expected", "said"),
     [
-        (["--set", "lane=i9"], MINE, 2, "setting lane is 'i9'; it must be i32 or i16 or i8"),
-        (["--set", "sed=1"], MINE, 2, "unknown setting 'sed'; known are admit, alarm_below"),
+        pytest.param(
+            *(["--set", "lane=i9"], MINE, 2, "setting lane is 'i9'; it must be i32 or i16 or i8"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *(["--set", "sed=1"], MINE, 2, "unknown setting 'sed'; known are admit, alarm_below"),
+            marks=pytest.mark.long,
+        ),
         (["--set", "micro_batches=2"], MINE, 2, "setting micro_batches is 2; it must be at least"),
         (["--set", "exchange=switch"], "", 2, "no switch that adds: --switch xdp makes one"),
         ([], "a = = 1", 5, "SyntaxError: invalid syntax (job.py:1)"),

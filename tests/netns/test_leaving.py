@@ -197,7 +197,7 @@ def test_the_starter_while_it_prepares(
 # ---- while a job trains
 
 
-@pytest.mark.short("SIGKILL")
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "leave"])
 def test_a_member_while_training(three: Network, open_path: Path, how: str) -> None:
     """The others train on, and the job ends well without it."""
@@ -235,6 +235,7 @@ def test_the_starter_while_training(three: Network, open_path: Path, how: str) -
         comes_back(three, "h1", open_path)
 
 
+@pytest.mark.long
 def test_a_training_program_that_is_killed(three: Network, open_path: Path) -> None:
     """Its host leaves, and is back with another one; all sums can be made again from what was kept."""
     child = under_way(three, open_path, 70, "save_gradients=true", "exchange=broadcast")

@@ -36,6 +36,7 @@ def test_it_learns_the_same_weights_on_all_hosts(three: Network) -> None:
     no_run(three)
 
 
+@pytest.mark.long
 def test_a_host_is_lost_and_the_others_train_on(three: Network) -> None:
     child = three.start("h1", "run", str(EXAMPLE), "--epochs", "25", "--lane", "i16")
     three.in_training("h3", 20)

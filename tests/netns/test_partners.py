@@ -159,6 +159,7 @@ def giver(network: Network, workers: Sequence[str]) -> str:
     return max(workers, key=lambda host: given(network, host))
 
 
+@pytest.mark.long
 def test_a_partner_is_killed_while_it_gives_its_set(slow: Stage) -> None:
     """The servers are asked for the rest of that pull. The next view deals out groups anew: three are two then."""
     channel = begun(slow, branched(slow.folder, 4_000), 8)

@@ -140,7 +140,7 @@ def test_a_cancelled_job_is_resumed_with_the_same_bits(two: Network, job: Path) 
     goes_on_alike(two, job, run, "stripes")
 
 
-@pytest.mark.short("stripes")
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchange: str) -> None:
     """All write their residuals of the same round: the lead's training program names it before it is committed."""

@@ -180,7 +180,7 @@ def test_a_worker_is_killed_and_comes_back(four: Network, job: Path, every: int)
     four.ready()
 
 
-@pytest.mark.short("6-h1", "6-h2,h3")
+@pytest.mark.short("6-h1")
 @pytest.mark.parametrize(("every", "servers"), [(1, "h2"), (6, "h2"), (6, "h1"), (6, "h2,h3")])
 def test_a_server_is_killed(four: Network, job: Path, every: int, servers: str) -> None:
     """A worker serves in its place, with the state of the last commit. h1 has submitted the job, and leads it."""

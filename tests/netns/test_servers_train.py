@@ -75,7 +75,7 @@ def test_a_key(three: Network) -> None:
         assert not counters.of("forged") and not counters.of("replayed")
 
 
-@pytest.mark.short("h2")
+@pytest.mark.long
 @pytest.mark.parametrize("servers", ["h2", "h2,h3"])
 def test_a_server_that_trains_is_killed(three: Network, job: Path, servers: str) -> None:
     """Another host serves in its place, or the other server has all parts."""

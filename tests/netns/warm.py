@@ -50,7 +50,16 @@ PROGRAMS = {
     **{f"tests.netns.{name}_program": NICPS for name in ("group", "late")},
     **{
         f"tests.netns.{name}_program": TORCH
-        for name in ("compress", "drawn", "elastic", "low_rank", "store", "torch")
+        for name in (
+            "channels",
+            "compress",
+            "drawn",
+            "elastic",
+            "low_rank",
+            "overlap",
+            "store",
+            "torch",
+        )
     },
 }
 #: Settings that PyTorch and NumPy read as they are imported.

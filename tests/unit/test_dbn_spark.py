@@ -132,6 +132,7 @@ print("same")
 """
 
 
+@pytest.mark.long
 def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()

@@ -54,6 +54,7 @@ def test_more_seeds(first: int) -> None:
     run(range(first, first + 25), exchange=Exchange.STRIPES)
 
 
+@pytest.mark.long
 def test_two_hosts_of_which_one_may_go_on_alone() -> None:
     run(range(100), hosts=2, exchange=Exchange.STRIPES)
 

@@ -328,6 +328,7 @@ def accuracies(folder: Path, prepared: dict[str, Any], hosts: int, settings: Row
     return found
 
 
+@pytest.mark.long
 def test_ddp_trains_what_the_trainer_trains(tmp_path: Path) -> None:
     """The same samples in the same order from the same weights: so the same accuracies, but for float32's rounding."""
     job_with_end(DIGITS, tmp_path, target=0.999, limit_s=600.0)
