@@ -31,7 +31,7 @@ from nicps.session.memory import Memory
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
 from nicps.session.planned import Channels
-from nicps.session.reducers import Reducer, Standing
+from nicps.session.reducers import Reducer, Standing, prepare
 from nicps.session.residual_file import ResidualFile
 from nicps.session.served import Served
 from nicps.session.served_form import NearLimit, Pulled, Serves, Stepped, second_begins
@@ -131,10 +131,12 @@ class Session:
         several = shared_form.has_steps(self.settings)
         planned = shared_form.is_planned(self.settings)
         _check_steps(several, planned, several_here=residual is not None, planned_here=bool(plan))
-        self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         self._format = format = LaneFormat(
             lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
         )
+        if not (several or planned):
+            prepare(format, self.settings)
+        self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
         left = Residual(format)
         if residual is not None:

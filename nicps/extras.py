@@ -16,6 +16,7 @@ from nicps.errors import EnvironmentProblem
 EXTRAS = {
     "cryptography": "crypto",
     "dpkt": "captures",
+    "numba": "train",
     "prometheus_client": "metrics",
     "pyspark": "spark",
     "rich": "top",

@@ -15,14 +15,13 @@ import numpy.typing as npt
 from nicps.session.absolute import (
     BOOL,
     I8,
-    LEAST_EXPONENT,
     AbsoluteSummer,
     Lanes,
     exponent_for,
     exponents_of,
     scale_of,
 )
-from nicps.session.lanes import F32, LaneFormat
+from nicps.session.lanes import F32, LEAST_EXPONENT, LaneFormat
 from nicps.session.sized import Outcome
 from nicps.wire import NOT_FINITE
 

@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nicps.errors import NonFinite, TooLarge
-from nicps.session.lanes import F32, I64, LaneFormat, Residual, check_finite
+from nicps.session.lanes import (
+    F32,
+    I64,
+    LEAST_EXPONENT,
+    LaneFormat,
+    Residual,
+    check_finite,
+)
+from nicps.session.loops import Loops
 from nicps.wire import NOT_FINITE
 
 I8 = npt.NDArray[np.int8]
@@ -22,7 +30,6 @@ BOOL = npt.NDArray[np.bool_]
 #: Lanes as they are sent, big-endian integers of 8, 16 or 32 bits: (fragments, per_fragment).
 Lanes = npt.NDArray[np.signedinteger]
 
-LEAST_EXPONENT = -120
 #: log2: no number of a step for parameter servers may reach that (docs/servers.md, "Numbers").
 STEP_LIMIT_BITS = 21
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
@@ -62,10 +69,13 @@ class AbsoluteQuantiser:
     Args:
         format: the vector's length and the lanes' width.
         residual: what rounding has left over.
+
+    Attributes: `loops`, compiled ones that do the same, where there are some.
     """
 
     def __init__(self, format: LaneFormat, residual: Residual) -> None:
         self.format = format
+        self.loops: Loops | None = None
         self._residual = residual
         shape = (format.batch, format.per_fragment)
         self._value = np.empty(shape, np.float32)
@@ -104,37 +114,45 @@ class AbsoluteQuantiser:
             lanes: (fragments, per_fragment), written.
             exponents: int8 (fragments,), written.
         """
-        format, residual = self.format, self._residual
-        at, end = first * format.per_fragment, (first + count) * format.per_fragment
-        value = self._value[:count]
-        flat, inside = value.reshape(-1), min(end, format.lanes) - at
+        per, residual = self.format.per_fragment, self._residual
+        here = slice(first * per, min((first + count) * per, self.format.lanes))
+        rows = slice(first, first + count)
+        numbers = vector[here], residual.kept[here]
+        loops = self.loops
+        if loops is None or not loops.quantise(*numbers, lanes[rows], exponents[rows]):
+            self._quantise(*numbers, lanes[rows], exponents[rows])
+        former, most = 0.0, int(exponents[rows].max(initial=LEAST_EXPONENT))
+        if most == NOT_FINITE:
+            finite = exponents[rows] != NOT_FINITE
+            most = int(exponents[rows].max(where=finite, initial=LEAST_EXPONENT))
+            former = residual.largest()
+        residual.next_limit = max(residual.next_limit, math.ldexp(0.5, most), former)
+
+    def _quantise(self, vector: F32, kept: F32, lanes: Lanes, exponents: I8) -> None:
+        """Convert these fragments."""
+        value, inside = self._value[: len(lanes)], len(vector)
+        flat = value.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            np.add(vector[at : at + inside], residual.kept[at : at + inside], out=flat[:inside])
+            np.add(vector, kept, out=flat[:inside])
         flat[inside:] = 0.0
-        exponent = self._exponents(count)
-        lost = exponent == NOT_FINITE
-        value[lost] = 0.0
-        self._write(first, exponent, lanes, exponents)
-        half = math.ldexp(0.5, int(exponent.max(where=~lost, initial=LEAST_EXPONENT)))
-        former = residual.largest() if lost.any() else 0.0
-        residual.next_limit = max(residual.next_limit, half, former)
+        exponent = self._exponents(len(lanes))
+        value[exponent == NOT_FINITE] = 0.0
+        self._write(exponent, lanes, exponents)
 
     def _exponents(self, count: int) -> npt.NDArray[np.int32]:
         """Of the first `count` fragments of `_value`, int32 (count,)."""
         np.abs(self._value[:count], out=self._scaled[:count])
         return exponents_of(self._scaled[:count].max(axis=1), self.format)
 
-    def _write(
-        self, first: int, exponent: npt.NDArray[np.int32], lanes: Lanes, exponents: I8
-    ) -> None:
-        """Round what is in `_value` to lanes, and write these as fragments from `first` on. `_scaled` has them, too."""
+    def _write(self, exponent: npt.NDArray[np.int32], lanes: Lanes, exponents: I8) -> None:
+        """Round what is in `_value` to lanes, and write these fragments. `_scaled` has them, too."""
         count = len(exponent)
         scaled, native = self._scaled[:count], self._native[:count]
         np.multiply(self._value[:count], scale_of(-exponent), out=scaled)
         np.rint(scaled, out=scaled)
         np.copyto(native, scaled, casting="unsafe")
-        np.copyto(lanes[first : first + count], native)
-        exponents[first : first + count] = exponent
+        np.copyto(lanes, native)
+        exponents[:] = exponent
 
     def keep(self, vector: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
         """The vector converted last was counted: what rounding has left over of it is the residual.
@@ -146,12 +164,19 @@ class AbsoluteQuantiser:
             lanes: (fragments, per_fragment), `exponents`: int8 (fragments,), what it was converted to.
             lost: (fragments,): the sum is not finite there, and the residual stays as it was.
         """
-        format, residual = self.format, self._residual
+        residual, loops = self._residual, self.loops
         limit = max(residual.next_limit, residual.largest()) if lost.any() else residual.next_limit
+        of_all = lanes, exponents, lost
+        if loops is None or not loops.keep(vector, residual.kept, *of_all):
+            self._keep(vector, residual.kept, *of_all)
+        residual.limit = limit
+
+    def _keep(self, vector: F32, residual: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
+        format = self.format
         for first in range(0, format.fragments, format.batch):
             part = slice(first, min(first + format.batch, format.fragments))
             gone = lost[part]
-            kept = residual.kept[part.start * format.per_fragment : part.stop * format.per_fragment]
+            kept = residual[part.start * format.per_fragment : part.stop * format.per_fragment]
             rows = kept.reshape(len(gone), -1)
             former = rows[gone]
             scaled = self._scaled[: len(gone)]
@@ -163,7 +188,6 @@ class AbsoluteQuantiser:
                 kept[len(here) :] = 0.0
                 np.subtract(rows, scaled, out=rows)
             rows[gone] = former
-        residual.limit = limit
 
     def add(self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int) -> None:
         """Add what rounding a sum has left over, for fragments from `first` on.
@@ -174,19 +198,25 @@ class AbsoluteQuantiser:
             used: (n,): the others are left out.
             unit: log2.
         """
-        residual, per, step = self._residual, self.format.per_fragment, self.format.batch
+        residual, per, loops = self._residual, self.format.per_fragment, self.loops
         if not used.any():
             return
         kept = residual.kept[first * per : (first + len(used)) * per].reshape(-1, per)
-        for at in range(0, len(used), step):
-            part = slice(at, at + step)
-            scaled = self._scaled[: len(used[part])]
-            np.multiply(remainders[part], math.ldexp(1.0, unit), out=scaled, casting="unsafe")
-            scaled[~used[part]] = 0.0
-            kept[part] += scaled
+        scale = math.ldexp(1.0, unit)
+        if loops is None or not loops.add(kept, remainders, used, scale):
+            self._add(kept, remainders, used, scale)
         # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
         most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
         residual.limit = (residual.limit + most) * _ROUNDED_UP
+
+    def _add(self, kept: F32, remainders: I64, used: BOOL, unit: float) -> None:
+        step = self.format.batch
+        for at in range(0, len(used), step):
+            part = slice(at, at + step)
+            scaled = self._scaled[: len(used[part])]
+            np.multiply(remainders[part], unit, out=scaled, casting="unsafe")
+            scaled[~used[part]] = 0.0
+            kept[part] += scaled
 
 
 class StepQuantiser(AbsoluteQuantiser):
@@ -227,7 +257,8 @@ class StepQuantiser(AbsoluteQuantiser):
         exponent = self._exponents(count)
         if (over := exponent > STEP_LIMIT_BITS + 1 - format.width).any():
             self._refuse(int(over.argmax()), first)
-        self._write(first, exponent, lanes, exponents)
+        rows = slice(first, first + count)
+        self._write(exponent, lanes[rows], exponents[rows])
         np.multiply(scaled, scale_of(exponent), out=scaled)
         left = residual.next[at:end].reshape(count, -1)
         np.subtract(value, scaled, out=left)
@@ -252,10 +283,13 @@ class AbsoluteSummer:
 
     Args:
         format: as they were sent.
+
+    Attributes: `loops`, as `AbsoluteQuantiser`.
     """
 
     def __init__(self, format: LaneFormat) -> None:
         self.format = format
+        self.loops: Loops | None = None
         shape = (format.batch, format.per_fragment)
         self._native = np.empty(shape, format.native)
         self._value = np.empty(shape, np.float32)
@@ -268,14 +302,19 @@ class AbsoluteSummer:
             exponents: int8 (fragments,); where one is 127, the whole fragment is NaN.
             out: float32 (format.lanes,), written.
         """
-        per = self.format.per_fragment
+        per, loops, rows = self.format.per_fragment, self.loops, slice(first, first + count)
+        here = out[first * per : (first + count) * per]
+        if loops is None or not loops.read(lanes[rows], exponents[rows], here):
+            self._read(lanes[rows], exponents[rows], here)
+
+    def _read(self, lanes: Lanes, exponents: I8, here: F32) -> None:
+        per, count = self.format.per_fragment, len(lanes)
         native, value = self._native[:count], self._value[:count]
-        np.copyto(native, lanes[first : first + count])
+        np.copyto(native, lanes)
         np.copyto(value, native, casting="unsafe")
-        exponent = exponents[first : first + count].astype(np.int32)
+        exponent = exponents.astype(np.int32)
         scale = scale_of(exponent)
         scale[exponent == NOT_FINITE] = np.nan
-        here = out[first * per : (first + count) * per]
         whole = len(here) // per
         with np.errstate(over="ignore"):
             np.multiply(value[:whole], scale[:whole], out=here[: whole * per].reshape(whole, per))

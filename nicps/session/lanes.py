@@ -25,6 +25,9 @@ U8 = npt.NDArray[np.uint8]
 #: float32 values in a batch: its temporaries stay in a core's cache.
 BATCH_VALUES = 92_160
 
+#: The smallest exponent of lanes that have one of their own (`nicps.session.absolute`).
+LEAST_EXPONENT = -120
+
 _NATIVE: dict[int, type[np.signedinteger[Any]]] = {8: np.int8, 16: np.int16, 32: np.int32}
 _WIRE = {8: ">i1", 16: ">i2", 32: ">i4"}
 #: Largest magnitude of a lane that a float32 can name.

@@ -6,9 +6,9 @@ A session calls the reducer of its phase. It does not check which exchange the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
@@ -16,6 +16,7 @@ from nicps.session import shared_form
 from nicps.session.absolute import BOOL
 from nicps.session.arena import Arena
 from nicps.session.lanes import F32, LaneFormat, Residual
+from nicps.session.loops import loops_for
 from nicps.session.offers import Offers
 from nicps.session.phases import Commit
 from nicps.session.stripes import Remainders, StripedOffers, StripedSums, stripe
@@ -36,6 +37,16 @@ class Standing:
     def due(self) -> tuple[int, ...]:
         """The members that contribute to a round, in order; with stripes these are the aggregators."""
         return tuple(k for k, share in enumerate(self.shares, 1) if share and k in self.live)
+
+
+def prepare(format: LaneFormat, settings: Mapping[str, Any]) -> None:
+    """Compile what a job's vectors need, before the other members wait for this one, unless it cannot be needed.
+
+    A job that leaves its exchange open may have stripes.
+    """
+    asked = settings.get("exchange", "auto") in ("auto", Exchange.STRIPES.name)
+    if asked and settings.get("system", "R") == "R":
+        loops_for(format)
 
 
 class Reducer(Protocol):

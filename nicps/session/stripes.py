@@ -22,6 +22,7 @@ from nicps.layout import layout
 from nicps.session.absolute import BOOL, I8, AbsoluteQuantiser, AbsoluteSummer, Lanes
 from nicps.session.arena import Arena, Handover
 from nicps.session.lanes import F32, I64, LaneFormat, Residual
+from nicps.session.loops import loops_for
 from nicps.session.maps import mapped
 from nicps.wire import BLOCK_LANES, NOT_FINITE, PAYLOAD_BYTES
 
@@ -159,6 +160,7 @@ class StripedOffers:
     def map(self, fd: int, room: int) -> None:
         """Map new own records, (2, room); the descriptor is closed."""
         self._own.map(self._format, fd, room)
+        self._quantiser.loops = loops_for(self._format)
 
     @property
     def own(self) -> Records:
@@ -230,6 +232,7 @@ class StripedSums:
     def map(self, fd: int, room: int) -> None:
         """Map the kernel's new sums, (2, room), for reading; the descriptor is closed."""
         self._records = Records("stored", self._format, fd, room, mmap.PROT_READ)
+        self._summer.loops = loops_for(self._format)
         self._early = None
 
     @property

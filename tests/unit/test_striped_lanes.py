@@ -11,8 +11,10 @@ import pytest
 from nicps.errors import NonFinite
 from nicps.session.absolute import LEAST_EXPONENT, AbsoluteQuantiser, AbsoluteSummer
 from nicps.session.lanes import LaneFormat, Quantiser, Residual
+from nicps.session.loops import loops_for
 from nicps.wire import NOT_FINITE
 from tests import striped_reference as reference
+from tests.conversions import conversion  # noqa: F401
 
 WIDTHS = (32, 16, 8)
 F32 = reference.F32
@@ -26,6 +28,7 @@ class Converted:
         self.format = LaneFormat(lanes, width)
         self.residual = Residual(self.format)
         self.quantiser = AbsoluteQuantiser(self.format, self.residual)
+        self.quantiser.loops = loops_for(self.format)
         shape = (self.format.fragments, self.format.per_fragment)
         self.lanes = np.full(shape, 99, self.format.wire)
         self.exponents = np.full(shape[0], 99, np.int8)
@@ -52,6 +55,7 @@ class Converted:
     def read(self) -> F32:
         out = np.full(self.format.lanes, 5, np.float32)
         summer = AbsoluteSummer(self.format)
+        summer.loops = loops_for(self.format)
         for first in range(0, self.format.fragments, self.format.batch):
             now = min(self.format.batch, self.format.fragments - first)
             summer.batch(self.lanes, self.exponents, first, now, out)

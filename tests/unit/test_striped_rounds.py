@@ -19,6 +19,7 @@ from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.phases import Commit
 from nicps.session.reducers import Standing, StripedReducer
 from tests import striped_reference as reference
+from tests.conversions import conversion  # noqa: F401
 from tests.striped_memory import Host, exchange, places_for
 
 WIDTHS = (32, 16, 8)
