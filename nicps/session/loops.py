@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled loops between float32 and lanes with absolute exponents: one pass over each fragment while it is in cache.
 
-`nicps.session.absolute` does the same with NumPy in several passes over each batch, bit for bit with the same numbers.
-NumPy's code is the reference. It converts vectors shorter than `LEAST_NUMBERS`, and all where numba cannot be used.
+`nicps.session.absolute` does the same with NumPy in several passes over each batch, and gets the same bits. That
+code is the reference. It converts vectors of less than `LEAST_NUMBERS`, and all vectors if numba cannot be used.
 
-`loops_for` imports numba and compiles, which takes 1.3 s of processor time: `Session.ready` calls it before the other
-members wait for this one, and `Records` are mapped with its result. The second process on a host that can write to the
-same folder takes 0.4 s, as numba keeps what it has compiled: beside this file, or else in the user's ~/.cache/numba.
-A training program that an agent has started has a home of its own, so there only the same job's next process gains. No
-folder is shared by users, as whoever writes to it can run code as any of them.
+`loops_for` imports numba and compiles, in 1.4 s of processor time. `Session.ready` calls it before the other members
+wait for this one, so no round waits for it. numba keeps the code in a folder, and the next process needs 0.5 s: beside
+this file if the user may write there, else in the user's ~/.cache/numba, else nowhere, without a word. The home of a
+program that an agent has started is the job's folder, so only that job finds the code again. Users share no folder on
+purpose: a user that writes to it could run code as the others.
 
-The loops are C functions, which ctypes calls without the interpreter's lock: other threads run meanwhile. They get
-addresses, so `Loops` looks at each array first, and declines what is not laid out as they need it.
+The loops are C functions. ctypes calls them without the interpreter's lock, so other threads run meanwhile. They get
+addresses, so `Loops` looks at each array first, and declines one that is not laid out as they need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,18 +62,16 @@ class Loops:
     def __init__(self, width: int) -> None:
         format = LaneFormat(1, width)
         self._per, self._lane = format.per_fragment, np.dtype(format.wire)
-        self._powers = np.ldexp(np.float32(1), np.arange(-128, 128, dtype=np.int32))
-        self._powers_at = _at(self._powers)
         number, lane, x, flag = np.float32, format.native, np.int8, np.int8
         rows = lane, int, x, int
         carray = _numba().carray
         made = _quantise(carray, format)
-        self._quantise = _compiled(made, number, number, int, number, *rows, int)
-        self._read = _compiled(_read(carray, format), number, int, number, *rows, int)
+        self._quantise = _compiled(made, number, number, int, *rows, int)
+        self._read = _compiled(_read(carray, format), number, int, *rows, int)
         made = _keep(carray, format)
-        self._keep = _compiled(made, number, int, number, number, *rows, flag, int, int)
+        self._keep = _compiled(made, flag, number, int, number, *rows, int)
         made = _add(carray, format)
-        self._add = _compiled(made, number, np.int64, float, flag, int, int)
+        self._add = _compiled(made, number, np.int64, float, flag, int)
 
     def quantise(self, vector: F32, kept: F32, lanes: npt.NDArray[Any], exponents: Any) -> bool:
         """Convert vector and residual, both float32 (n,), to lanes and exponents."""
@@ -81,7 +79,7 @@ class Loops:
             return False
         if not (_plain(vector) and _plain(kept) and len(vector) <= lanes.size):
             return False
-        numbers = _at(vector), _at(kept), len(vector), self._powers_at
+        numbers = _at(vector), _at(kept), len(vector)
         self._quantise(*numbers, *_strided(lanes), *_strided(exponents), len(lanes))
         return True
 
@@ -89,7 +87,7 @@ class Loops:
         """Convert lanes and exponents to float32 (n,); NaN where the exponent says so."""
         if not (self._fits(lanes, exponents) and _plain(out, writes=True)):
             return False
-        numbers = _at(out), len(out), self._powers_at
+        numbers = _at(out), len(out)
         self._read(*numbers, *_strided(lanes), *_strided(exponents), len(lanes))
         return True
 
@@ -97,23 +95,23 @@ class Loops:
         self, vector: F32, kept: F32, lanes: npt.NDArray[Any], exponents: Any, lost: Any
     ) -> bool:
         """Make the rounding error of the vector, float32 (n,), the residual, float32 (fragments * per_fragment,)."""
-        if not (self._fits(lanes, exponents) and _each_row(lost, len(lanes), np.bool_)):
+        if not (self._fits(lanes, exponents) and _flags(lost, len(lanes))):
             return False
         if not (_plain(vector) and _plain(kept, writes=True) and len(kept) == lanes.size):
             return False
-        numbers = _at(vector), min(len(vector), len(kept)), _at(kept), self._powers_at
-        rows = *_strided(lanes), *_strided(exponents), *_strided(lost)
-        self._keep(*numbers, *rows, len(lanes))
+        numbers = _at(vector), min(len(vector), len(kept)), _at(kept)
+        rows = *_strided(lanes), *_strided(exponents), len(lanes)
+        self._keep(_at(lost), *numbers, *rows)
         return True
 
     def add(self, kept: F32, remainders: I64, used: Any, unit: float) -> bool:
         """Add remainders in units, int64 (n, per_fragment), to a residual, float32 (n, per_fragment)."""
         whole = kept.shape == remainders.shape == (len(used), self._per)
-        if not (whole and _plain(kept, writes=True) and _each_row(used, len(kept), np.bool_)):
+        if not (whole and _plain(kept, writes=True) and _flags(used, len(kept))):
             return False
         if not (remainders.dtype == np.int64 and remainders.flags.c_contiguous):
             return False
-        self._add(_at(kept), _at(remainders), unit, *_strided(used), len(used))
+        self._add(_at(kept), _at(remainders), unit, _at(used), len(used))
         return True
 
     def _fits(self, lanes: npt.NDArray[Any], exponents: Any, *, writes: bool = False) -> bool:
@@ -125,7 +123,8 @@ class Loops:
         writable = lanes.flags.writeable and exponents.flags.writeable
         return (
             lanes.strides[0] >= self._per * lanes.itemsize
-            and _each_row(exponents, len(lanes), np.int8)
+            and (exponents.dtype, exponents.shape) == (np.int8, lanes.shape[:1])
+            and exponents.strides[0] > 0
             and (writable or not writes)
         )
 
@@ -138,9 +137,9 @@ def _plain(numbers: F32, *, writes: bool = False) -> bool:
     return flags.writeable or not writes
 
 
-def _each_row(values: npt.NDArray[Any], rows: int, kind: Any) -> bool:
-    """Whether it is that kind of byte, one for each row."""
-    return values.dtype == kind and values.shape == (rows,) and values.strides[0] > 0
+def _flags(values: npt.NDArray[Any], rows: int) -> bool:
+    """Whether there is one for each row, without gaps."""
+    return values.dtype == np.bool_ and values.shape == (rows,) and values.flags.c_contiguous
 
 
 def _at(array: npt.NDArray[Any]) -> int:
@@ -182,7 +181,14 @@ def _compiled(function: Callable[..., None], *kinds: Any) -> Callable[..., None]
     return call  # type: ignore[no-any-return]
 
 
-# ---- what is compiled. A row is a fragment; `stride` and `step` are from one row to the next.
+# ---- what is compiled. A row is a fragment. From one to the next there are so many numbers: `stride` and `step`.
+
+P: TypeAlias = Any  # a pointer
+
+
+def _powers() -> F32:
+    """2**x at 128 + x, for each x of 8 bits."""
+    return np.ldexp(np.float32(1), np.arange(-128, 128, dtype=np.int32))
 
 
 def _swapped(lane: Any, width: int) -> Any:
@@ -196,23 +202,15 @@ def _swapped(lane: Any, width: int) -> Any:
 
 
 def _quantise(carray: Any, format: LaneFormat) -> Callable[..., None]:
-    width, per, native = format.width, format.per_fragment, format.native
+    width, per, native, powers = format.width, format.per_fragment, format.native, _powers()
     most = np.float32(math.ldexp(format.largest_lane, 1 - width))
     last = int(most.view(np.int32)) & _MANTISSA  # the mantissa of the largest lane
 
     def quantise(
-        vector_: Any,
-        kept_: Any,
-        inside: int,
-        powers_: Any,
-        lanes_: Any,
-        stride: int,
-        exponents_: Any,
-        step: int,
-        rows: int,
+        vector_: P, kept_: P, inside: int, lanes_: P, stride: int, xs_: P, step: int, rows: int
     ) -> None:
-        vector, kept, powers = carray(vector_, inside), carray(kept_, inside), carray(powers_, 256)
-        lanes, exponents = carray(lanes_, rows * stride), carray(exponents_, rows * step)
+        vector, kept = carray(vector_, inside), carray(kept_, inside)
+        lanes, exponents = carray(lanes_, rows * stride), carray(xs_, rows * step)
         for row in range(rows):
             at, end = min(row * per, inside), min(row * per + per, inside)
             value, left = vector[at:end], kept[at:end]
@@ -238,20 +236,11 @@ def _quantise(carray: Any, format: LaneFormat) -> Callable[..., None]:
 
 
 def _read(carray: Any, format: LaneFormat) -> Callable[..., None]:
-    width, per, native = format.width, format.per_fragment, format.native
+    width, per, native, powers = format.width, format.per_fragment, format.native, _powers()
 
-    def read(
-        out_: Any,
-        inside: int,
-        powers_: Any,
-        lanes_: Any,
-        stride: int,
-        exponents_: Any,
-        step: int,
-        rows: int,
-    ) -> None:
-        out, powers = carray(out_, inside), carray(powers_, 256)
-        lanes, exponents = carray(lanes_, rows * stride), carray(exponents_, rows * step)
+    def read(out_: P, inside: int, lanes_: P, stride: int, xs_: P, step: int, rows: int) -> None:
+        lanes, exponents = carray(lanes_, rows * stride), carray(xs_, rows * step)
+        out = carray(out_, inside)
         for row in range(rows):
             at, end = min(row * per, inside), min(row * per + per, inside)
             value, given = out[at:end], lanes[row * stride : row * stride + per]
@@ -264,30 +253,24 @@ def _read(carray: Any, format: LaneFormat) -> Callable[..., None]:
 
 
 def _keep(carray: Any, format: LaneFormat) -> Callable[..., None]:
-    width, per, native = format.width, format.per_fragment, format.native
+    width, per, native, powers = format.width, format.per_fragment, format.native, _powers()
 
     def keep(
-        vector_: Any,
+        lost_: P,
+        vector_: P,
         inside: int,
-        kept_: Any,
-        powers_: Any,
-        lanes_: Any,
+        kept_: P,
+        lanes_: P,
         stride: int,
-        exponents_: Any,
+        xs_: P,
         step: int,
-        lost_: Any,
-        lost_step: int,
         rows: int,
     ) -> None:
-        vector, kept, powers = (
-            carray(vector_, inside),
-            carray(kept_, rows * per),
-            carray(powers_, 256),
-        )
-        lanes, exponents = carray(lanes_, rows * stride), carray(exponents_, rows * step)
-        lost = carray(lost_, rows * lost_step)
+        vector, kept = carray(vector_, inside), carray(kept_, rows * per)
+        lanes, exponents = carray(lanes_, rows * stride), carray(xs_, rows * step)
+        lost = carray(lost_, rows)
         for row in range(rows):
-            if lost[row * lost_step]:
+            if lost[row]:
                 continue
             at, end = min(row * per, inside), min(row * per + per, inside)
             value, left = vector[at:end], kept[row * per : row * per + per]
@@ -305,14 +288,12 @@ def _keep(carray: Any, format: LaneFormat) -> Callable[..., None]:
 def _add(carray: Any, format: LaneFormat) -> Callable[..., None]:
     per = format.per_fragment
 
-    def add(
-        kept_: Any, remainders_: Any, unit: float, used_: Any, used_step: int, rows: int
-    ) -> None:
+    def add(kept_: P, remainders_: P, unit: float, used_: P, rows: int) -> None:
         kept, remainders = carray(kept_, rows * per), carray(remainders_, rows * per)
-        used = carray(used_, rows * used_step)
+        used = carray(used_, rows)
         for row in range(rows):
             left, more = kept[row * per : row * per + per], remainders[row * per : row * per + per]
-            if used[row * used_step]:
+            if used[row]:
                 for k in range(per):
                     left[k] += np.float32(more[k] * unit)
             else:

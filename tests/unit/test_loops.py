@@ -179,6 +179,7 @@ def test_what_is_laid_out_in_another_way_is_left_to_numpy(width: int) -> None:
         assert not loops.quantise(vector, kept, lanes.view(format.native), exponents)
     assert not loops.keep(vector, kept, lanes, exponents, lost)  # not whole fragments
     assert not loops.keep(vector, long[:-1], lanes, exponents, lost[1:])
+    assert not loops.keep(vector, long[:-1], lanes, exponents, np.repeat(lost, 2)[::2])
     assert not loops.read(lanes, exponents, np.zeros(4000, np.float32)[::2])
     record.setflags(write=False)
     vector.setflags(write=False)
