@@ -216,7 +216,11 @@ class Watch(threading.Thread):
         """Until it is stopped."""
         since: float | None = None  # when the last executor had gone
         while not self._ended.wait(LOOK_S):
-            if executors(self._context):
+            try:
+                there = executors(self._context)
+            except Exception:  # Spark itself has ended, which the job's own error says
+                return
+            if there:
                 since = None
             elif since is None:
                 since = time.monotonic()
