@@ -84,6 +84,7 @@ def test_a_run_from_the_command(data: Path, tmp_path: Path) -> None:
     for title in ("Filters", "Reconstructions", "Layer 2", "test error", "Confusion", "Worst"):
         assert title in page
     assert page.count("data:image/png;base64,") >= 3
+    assert "background:rgb(217 72 56 / 100%)" in page, "the most frequent mistake"
     folder = report.parent
     kept = json.loads((folder / "result.json").read_text())
     assert len(kept["history"]) == 4 and kept["weights_sha256"] == result["weights_sha256"]
