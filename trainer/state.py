@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 import sys
 import zipfile
@@ -31,6 +30,7 @@ import xxhash
 
 from trainer import weights
 from trainer.errors import JobError
+from trainer.whole import write_whole
 
 Array = npt.NDArray[Any]
 FORMAT, VERSION = "nicps-state", 1
@@ -88,24 +88,8 @@ def write(path: Path, head: Mapping[str, Any], arrays: weights.Arrays) -> None:
         JobError: it cannot be written; what was there is there still.
     """
     values = {"format": FORMAT, "version": VERSION, **head}
-    part = path.with_name(path.name + ".part")
-    try:
-        try:
-            with part.open("wb") as file:
-                weights.write(file, arrays, {HEAD: json.dumps(values).encode()})
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)  # a full disk needs the room
-            raise
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # or a power cut could take the new name back
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise JobError(f"cannot write {path}: {error.strerror}") from None
+    text = json.dumps(values).encode()
+    write_whole(path, lambda file: weights.write(file, arrays, {HEAD: text}))
 
 
 class Saved:

@@ -266,8 +266,10 @@ class Membership:
         lead = view.members[view.lead - 1].mac
         same = (host.view.number, host.view.seed) == (view.number, view.seed)
         behind = self.precedes(view.number, view.ballot, lead) if host.view.number else True
+        # The list may be another network's, whose starter this host has answered, too. Then it has no say in this one.
+        ours = not host.is_member or host.view.grows_into(view, host.number)
         if body.ended:
-            known = host.view.number and not (host.ended or self.busy)
+            known = host.view.number and ours and not (host.ended or self.busy)
             if known and body.nonce == self.fresh and (same or behind):
                 return self.stand_by_after_end(wire.Ending(body.ended), view)
             return []
@@ -276,7 +278,7 @@ class Membership:
         if body.nonce != self.fresh or not behind:
             return []
         if number not in view.live:
-            return self._learn_of_eviction(view, body.base, successor)
+            return self._learn_of_eviction(view, body.base, successor) if ours else []
         steps: Steps = []
         # Where hosts go on alone another view may have the number of this one: its lead is not in this one.
         follows = body.base == host.view.number and view.lead in host.view.live

@@ -70,6 +70,14 @@ class View:
         """A member's number by its MAC address, live or not; 0 for a stranger."""
         return next((m.number for m in self.members if m.mac == mac), 0)
 
+    def grows_into(self, later: View, number: int) -> bool:
+        """Whether that member of this list has its number in the other one, too, behind the same members.
+
+        So it is in all later lists of a network, which grow at their end. A list that another starter has made is not.
+        """
+        ours, theirs = ([m.mac for m in view.members[:number]] for view in (self, later))
+        return ours == theirs
+
     def names(self, numbers: Iterable[int]) -> str:
         """`h2, h3` for people."""
         return ", ".join(self.members[k - 1].name for k in sorted(numbers))

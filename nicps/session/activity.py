@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent has counted since it began, and who is waited for: the part of the status that `nicps top` and the
-metrics are made of."""
+"""What an agent has counted since it began, and the members that a round waits for: the part of the status that
+`nicps top` and the metrics show."""
 
 from __future__ import annotations
 

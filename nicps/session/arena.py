@@ -14,6 +14,7 @@ from typing import Self
 
 import numpy as np
 
+from nicps.barrier import barrier
 from nicps.session.lanes import I64, U8
 from nicps.wire import PAYLOAD_BYTES
 
@@ -46,11 +47,14 @@ class Arena:
     @property
     def need(self) -> tuple[int, int]:
         """(round, samples that are still enough for the quorum), written by the agent (R13)."""
-        return int(self._words[0]), int(self._words[1])
+        round_ = int(self._words[0])
+        barrier()  # the samples are written before their round
+        return round_, int(self._words[1])
 
     @need.setter
     def need(self, value: tuple[int, int]) -> None:
         self._words[1] = value[1]
+        barrier()
         self._words[0] = value[0]
 
     @property
@@ -73,7 +77,9 @@ class Arena:
 
     def converted(self, round_: int) -> int:
         """Fragments of that round's contribution that are ready to be sent."""
-        return int(self._words[8 + (round_ & 1)])
+        fragments = int(self._words[8 + (round_ & 1)])
+        barrier()  # lanes and shifts are written before their number
+        return fragments
 
     def set_converted(self, round_: int, fragments: int) -> None:
         """The trainer has converted that many."""
@@ -109,6 +115,7 @@ class Handover:
 
     def show(self, round_: int, fragments: int) -> None:
         """So many of its fragments can be sent."""
+        barrier()  # an agent that sees their number also sees their lanes
         self._arena.set_converted(round_, fragments)
         self.ring()
 

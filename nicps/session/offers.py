@@ -35,7 +35,7 @@ class Offers:
         self.unit = 0
         self.exchange = Exchange.BROADCAST
         self._handover = Handover(arena, doorbell)
-        self._quantiser = Quantiser(format, residual)
+        self._quantiser, self._residual = Quantiser(format, residual), residual
 
     @property
     def members(self) -> int:
@@ -103,10 +103,18 @@ class Offers:
 
     def _largest(self, vector: F32) -> float:
         """An upper bound of the magnitude that is to be sent; exact when it comes near the limit."""
-        format, residual = self._quantiser.format, self._quantiser.residual
-        bound = math.sqrt(float(np.dot(vector, vector)))
-        # A residual is far smaller than that; where a switch adds, the next round's step hangs on it.
-        if bound < format.largest(self.unit) / 4 and not self.exchange.shared_step:
-            return bound
+        format, residual = self._quantiser.format, self._residual
+        # Where a switch adds, the next round's step hangs on the exact one.
+        if not self.exchange.shared_step:
+            # Another exchange may have left over more than the gradient itself.
+            left = residual.limit if math.isfinite(residual.limit) else _norm(residual.kept)
+            bound = _norm(vector) + left
+            if bound < format.largest(self.unit) / 4:
+                return bound
         check_finite(vector)
-        return float(np.abs(vector + residual[: format.lanes]).max())
+        return float(np.abs(vector + residual.kept[: format.lanes]).max())
+
+
+def _norm(vector: F32) -> float:
+    """No magnitude in it is larger."""
+    return math.sqrt(float(np.dot(vector, vector)))

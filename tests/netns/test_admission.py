@@ -28,7 +28,7 @@ def test_a_new_host_is_admitted() -> None:
         assert trained["h1"][-20:] == trained["h4"][-20:]
 
 
-@pytest.mark.short("True")
+@pytest.mark.long
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_new_host_is_told_of_a_job_that_admits_nobody(keyed: bool) -> None:
     """Its log and its status name the job that runs. It takes part in the next job."""
@@ -56,6 +56,7 @@ def test_a_new_host_is_told_of_a_job_that_admits_nobody(keyed: bool) -> None:
         drill.end()
 
 
+@pytest.mark.long
 def test_a_new_host_that_cannot_take_part() -> None:
     """No training program runs there: the host leaves the job to the others, and is not asked again."""
     with Drill(Stage(3, keyed=True, away={"h3"}), settings={"admit": True}) as drill:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
 from pyroute2 import IPRoute
 
 from nicps.lab import namespaces
@@ -87,6 +88,7 @@ def dropped(network: Network) -> int:
     return namespaces.inside(namespaces.switch_name(network.lab.name), count)
 
 
+@pytest.mark.long
 def test_ping_and_tcp_while_training(network: Network, open_path: Path) -> None:
     end = open_path / "end"
     job = tiny_job(open_path, WIDE.format(end=str(end)))

@@ -139,6 +139,7 @@ def test_programs_that_are_all_killed(three: Network) -> None:
     three.all_stand_by()
 
 
+@pytest.mark.long
 def test_a_host_whose_agent_is_killed(three: Network) -> None:
     """Its program is told; the calls of the others go on."""
     members = start(three, size=3, calls=400, seed=3, most=500)

@@ -89,6 +89,7 @@ def test_the_leads_results_folder_is_full(drill: Drill, stage: SmallDisks) -> No
     assert [path.name for path in kept.parent.glob(".*")] == []
 
 
+@pytest.mark.short("the lead")
 @pytest.mark.parametrize("whose", ["a member", "the lead"])
 def test_a_working_folder_is_full(drill: Drill, stage: SmallDisks, whose: str) -> None:
     """A host that cannot write its records ends the job: all stand by, and one line names the host of that disk."""

@@ -55,6 +55,7 @@ def numbers(stage: Stage, host: str) -> np.ndarray:
     raise AssertionError(f"{host} signs nothing")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["lead", "another"])
 def test_a_key_has_served_its_time(drill: Drill, who: str) -> None:
     """The same members go on in a new view, whose keys begin with 1 again."""

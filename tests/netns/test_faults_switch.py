@@ -220,6 +220,7 @@ def test_a_port_of_the_switch_is_gone(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.long
 def test_a_member_is_killed_in_mid_round(drill: Drill) -> None:
     """The round is run again without it; the remainders of the round before are still at the switch."""
     stage, host = stage_of(drill), drill.others(drill.lead())[-1]

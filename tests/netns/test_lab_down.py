@@ -149,6 +149,7 @@ def test_a_lab_whose_namespaces_somebody_has_removed(name: str) -> None:
         assert nicps("lab", "down", "--lab", name).returncode == 0
 
 
+@pytest.mark.long
 def test_status_while_a_lab_comes_and_goes(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """It is whole, or it is not there."""
     ended = threading.Event()

@@ -237,6 +237,7 @@ def test_a_switch_that_cannot_start_leaves_no_lab() -> None:
     assert leftovers(name) == {} and not state.switch_log(name).exists()
 
 
+@pytest.mark.long
 def test_a_job_in_such_a_lab(open_path: Path) -> None:
     """`nicps lab run`: the switch adds, and its output is beside the report; no key is left."""
     command = ["lab", "run", "trainer/jobs/digits", "--hosts", "2", "--switch", "xdp", "--key"]

@@ -74,6 +74,7 @@ def test_a_program_is_killed_and_comes_back(scripts: Scripts) -> None:
     assert slowest < 10
 
 
+@pytest.mark.long
 def test_the_host_that_leads_is_killed_and_comes_back(scripts: Scripts) -> None:
     """Agent and program; the agent is started anew, and has its number and its rank again."""
     started = scripts.start("h1", "h2", "h3")

@@ -213,7 +213,7 @@ def test_a_member_while_training(three: Network, open_path: Path, how: str) -> N
         comes_back(three, "h3", open_path)
 
 
-@pytest.mark.short("SIGINT")
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_the_starter_while_training(three: Network, open_path: Path, how: str) -> None:
     """Another host leads the job to its end; the submitter is told that this host has left."""

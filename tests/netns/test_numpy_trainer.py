@@ -76,6 +76,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lab", [4], indirect=True)
 def test_takes_part_without_torch(lab: Lab, open_path: Path) -> None:
     agents = joined(lab, open_path, PROGRAM)

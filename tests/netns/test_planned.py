@@ -95,6 +95,7 @@ def test_sums_of_both_channels(network: Keeping, lane: str) -> None:
         assert set(map(tuple, counted.values())) == {(1, 2, 3)}
 
 
+@pytest.mark.long
 def test_another_plan(network: Keeping) -> None:
     """The lead's program decides on it: from the next step on the same parts go out on three channels."""
     (network.kept / "plan").touch()

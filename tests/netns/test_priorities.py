@@ -112,6 +112,7 @@ def model():
 """
 
 
+@pytest.mark.long
 def test_a_straggler_is_not_waited_for(three: Network) -> None:
     """A quorum below 1, and buffers that are averaged: each part has the same members, and the weights are the same."""
     slow = {"slow.h3": 6.0, "microbatch_seconds": 0.004, "micro_batches": 10}

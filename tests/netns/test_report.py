@@ -64,6 +64,7 @@ def of_kind(run: Run, kind: str) -> list[Any]:
     return [event for event in run.events if event.kind == kind]
 
 
+@pytest.mark.long
 def test_hosts_that_were_killed_and_came_back(network: Network, open_path: Path) -> None:
     """A member, then the lead: the report is made by the next lead, and shows both lives of each, and the events."""
     end = open_path / "end"

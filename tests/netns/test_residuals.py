@@ -127,6 +127,7 @@ def test_without_its_residual_a_host_begins_at_zero(
     assert word[how] in lines[0]
 
 
+@pytest.mark.long
 def test_a_cancelled_job_is_resumed_with_the_same_bits(two: Network, job: Path) -> None:
     """Its hosts write their residuals as it ends, though no checkpoint was due."""
     with closing(two.submit("h1", job, exchange="stripes", rounds=100_000, **SLOW)):

@@ -127,6 +127,7 @@ def keyed() -> Iterator[Stage]:
         yield made
 
 
+@pytest.mark.long
 def test_with_a_key(keyed: Stage) -> None:
     """Steps, questions, answers and contributions are signed and numbered: none is refused."""
     counters, of = Counters(keyed), {"sync_every": 4, "test_every": 10}
@@ -165,7 +166,7 @@ class Slow:
         network.in_training()
 
 
-@pytest.mark.short("6")
+@pytest.mark.long
 @pytest.mark.parametrize("every", [1, 6])
 def test_a_worker_is_killed_and_comes_back(four: Network, job: Path, every: int) -> None:
     """The others go on without it; it takes the state of a commit, and pulls."""

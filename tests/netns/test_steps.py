@@ -120,7 +120,7 @@ def results(places: list[Path], name: str) -> list[Path]:
     return [path for place in places for path in place.glob(f"*-{name}-*/result.json")]
 
 
-@pytest.mark.short("rank")
+@pytest.mark.long
 @kinds
 def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None:
     """R18: the last of three saves the state after its last whole step, also from the middle of the next one."""
@@ -142,7 +142,7 @@ def test_no_majority_is_left(three: Network, open_path: Path, kind: str) -> None
     three.ready()
 
 
-@pytest.mark.short("channels")
+@pytest.mark.long
 @kinds
 def test_a_resumed_job_has_the_same_bits(two: Network, kind: str) -> None:
     """Every host goes on with its own error, and all with what their factors begin with."""

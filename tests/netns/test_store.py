@@ -73,6 +73,7 @@ def test_a_host_dies(scripts: Scripts, number: int) -> None:
         assert said["lost"] == [number - 1] and said["longest"] < 10
 
 
+@pytest.mark.long
 def test_a_late_host_shares_it(scripts: Scripts) -> None:
     first = scripts.start(*HOSTS, what="comes")
     killed = first[0]

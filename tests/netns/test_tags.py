@@ -82,6 +82,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Keeping]:
         yield made
 
 
+@pytest.mark.short("in the frame")
 def test_a_host_with_tags_trains_with_one_without(network: Keeping) -> None:
     """Every frame of the first one has a tag, those of the kernel's program too, and none of the other one."""
     listeners = [Listener(network, host) for host in network.names]

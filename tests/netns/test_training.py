@@ -69,7 +69,7 @@ def runs(session_network: Network, lossy: Network) -> Runs:
 @pytest.fixture(
     params=[
         "lossy i32",
-        "lossy i8",
+        pytest.param("lossy i8", marks=pytest.mark.long),
         pytest.param("clean i16", marks=pytest.mark.long),
         pytest.param("lossy i16", marks=pytest.mark.long),
     ]

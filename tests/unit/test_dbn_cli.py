@@ -10,13 +10,18 @@ import struct
 import subprocess
 import sys
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nicps import extras
-from trainer.dbn import cli, cluster, pictures
+from tests.unit.test_trainer_state import no_file_larger_than
+from trainer.dbn import checkpoint, cli, cluster, model, pictures, shards
+from trainer.dbn.settings import Settings
+from trainer.errors import JobError
 
 #: A run of seconds: three workers, two small layers.
 TINY = (
@@ -79,6 +84,7 @@ def test_a_run_from_the_command(data: Path, tmp_path: Path) -> None:
     for title in ("Filters", "Reconstructions", "Layer 2", "test error", "Confusion", "Worst"):
         assert title in page
     assert page.count("data:image/png;base64,") >= 3
+    assert "background:rgb(217 72 56 / 100%)" in page, "the most frequent mistake"
     folder = report.parent
     kept = json.loads((folder / "result.json").read_text())
     assert len(kept["history"]) == 4 and kept["weights_sha256"] == result["weights_sha256"]
@@ -166,6 +172,16 @@ def test_help_of_the_command_is_the_application_s() -> None:
         (["--layers", "5,x"], 2, "numbers with commas between them, not '5,x'"),
         (["--dropout", "1"], 2, "--dropout must be from 0 to below 1, not 1.0"),
         (["--lr", "nan"], 2, "--lr must be 0 or more, not nan"),
+        (["--pretrain-lr", "1e300"], 2, "--pretrain-lr must be at most 1e+30, not 1e+300"),
+        (["--weight-decay", "1e9"], 2, "--weight-decay must be at most 1e+06, not 1000000000.0"),
+        (["--max-norm", "1e39"], 2, "--max-norm must be at most 1e+30, not 1e+39"),
+        (["--batch", "1" + "0" * 30], 2, "--batch must be at most 1000000, not 1"),
+        (
+            ["--layers", "5,1000001"],
+            2,
+            "--layers must be numbers of at most 1000000, not 5,1000001",
+        ),
+        (["--layers", "1000000,1000000,1000000"], 5, "there is too little memory: take smaller"),
         (["--workers", "30"], 2, "40 samples are too few for --workers 30 with --averages 5"),
         (["--samples", "41"], 2, "--samples 41: there are 40"),
         (["--held-out", "40"], 2, "--held-out 40: there are 40"),
@@ -181,6 +197,7 @@ def test_help_of_the_command_is_the_application_s() -> None:
         (["--master", "local[0]"], 2, "--master must be local (without Spark), local[N]"),
         (["--master", "yarn"], 3, "HADOOP_CONF_DIR or YARN_CONF_DIR"),
         (["--master", "spark://no-such-host.invalid:7077"], 4, "no-such-host.invalid:7077"),
+        (["--master", "spark://.no-name:7077"], 4, "no Spark master answers at .no-name:7077 ("),
         ([*TINY, "--epochs", "0", "--lr", "1e30"], 5, "fine-tuning, epoch 1: training diverges"),
     ],
 )
@@ -266,3 +283,101 @@ def test_a_run_keeps_its_settings_and_its_data(
 def test_a_folder_that_cannot_be_written(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--data", str(data), *TINY, "--runs", "/proc/runs"]) == 5
     assert "cannot make /proc/runs" in one_line(capsys)
+
+
+def test_a_disk_that_becomes_full(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept is what the disk has; the run goes on from there, without being told where the data are."""
+    arguments = ["--data", str(data), *TINY]
+    whole = run_to_its_end(capsys, *arguments)
+    saves = []
+    save = checkpoint.save
+
+    def fail_in_the_third(state: checkpoint.State, folder: Path) -> None:
+        saves.append(state.epoch)
+        with no_file_larger_than(1000) if len(saves) == 3 else nullcontext():
+            save(state, folder)
+
+    monkeypatch.setattr(checkpoint, "save", fail_in_the_third)
+    assert cli.main([*arguments, "--runs", "full"]) == 5
+    *_, kept, error = capsys.readouterr().err.splitlines()
+    (folder,) = (data / "full").iterdir()
+    assert (
+        kept
+        == f"nicps: 2 epochs are kept: `nicps dbn --resume full/{folder.name}` goes on after them"
+    )
+    assert error.endswith("checkpoint.npz: File too large")
+    assert os.listdir(folder) == ["checkpoint.npz"]
+    assert (
+        run_to_its_end(capsys, "--resume", str(folder))["weights_sha256"] == whole["weights_sha256"]
+    )
+
+
+def test_a_full_disk_from_the_beginning(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with no_file_larger_than(1000):
+        assert cli.main(["--data", str(data), *TINY]) == 5
+    assert "checkpoint.npz: File too large" in one_line(capsys)
+    assert not list((data / "runs").iterdir())
+
+
+def run_to_its_end(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert cli.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_model_is_used_as_it_was_trained(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file says what becomes of a pixel."""
+    arguments = ["--data", str(data), *TINY, "--visible", "gaussian", "--pretrain-lr", "0.01"]
+    result = run_to_its_end(capsys, *arguments)
+    test = shards.read(str(data), Settings(workers=3, averages=2)).test
+    trained = model.read(Path(result["report"]).parent)
+    chances = trained(test.images.reshape(-1, 6, 5))
+    assert chances.shape == (30, 10)
+    wrong = (chances.argmax(1).numpy() != test.labels).mean()
+    assert wrong == pytest.approx(result["test_error"])
+    assert trained.scale != 255.0 and trained.shift > 0.0
+
+
+def test_a_model_that_is_not_there_or_damaged(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"cannot read .*model.safetensors: "):
+        model.read(tmp_path)
+    (tmp_path / model.NAME).write_bytes(b"nothing")
+    with pytest.raises(JobError, match=r"cannot read .*model.safetensors: "):
+        model.read(tmp_path)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_nobody_has_foreseen_is_one_line(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verbose: bool
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of\nluck")
+
+    monkeypatch.setattr(shards, "read", fail)
+    assert cli.main(["--data", str(data), *["--verbose"] * verbose]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith(
+        "nicps: error: unexpected RuntimeError: out of luck (--verbose shows where)\n"
+    )
+    assert ("Traceback" in said) == verbose
+
+
+def test_a_reader_that_has_gone(data: Path) -> None:
+    """The result cannot be printed; it is in the run's folder."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.dbn", "--data", str(data), *TINY, "--json"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    os.close(write)
+    assert done.returncode == 1 and done.stderr.endswith(" left\n")

@@ -240,9 +240,22 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted(
 def test_checkpoints_that_are_not_there_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="has no checkpoint"):
         checkpoint.load(tmp_path)
-    (tmp_path / checkpoint.NAME).write_bytes(b"PK\3\4 and then nothing")
-    with pytest.raises(JobError, match="cannot read"):
-        checkpoint.load(tmp_path)
+    path = tmp_path / checkpoint.NAME
+    checkpoint.save(State(SMALL, "", mean=np.zeros(1000, np.float32)), tmp_path)
+    whole = path.read_bytes()
+    for content in (b"", b"PK\3\4 and then nothing", whole[: len(whole) // 2], whole[:-30]):
+        path.write_bytes(content)
+        with pytest.raises(JobError, match=r"^cannot read .*checkpoint.npz: ") as raised:
+            checkpoint.load(tmp_path)
+        assert raised.value.exit_code == 5
+    path.write_bytes(whole)
+    with np.load(path) as file:
+        told = str(file["told"])
+    for text in ("[]", "{}", told.replace('"workers": 3', '"workers": 0')):
+        np.savez(path, told=np.array(text))
+        with pytest.raises(JobError, match=r"^cannot read .*checkpoint.npz: ") as raised:
+            checkpoint.load(tmp_path)
+        assert raised.value.exit_code == 5
 
 
 @pytest.mark.parametrize(

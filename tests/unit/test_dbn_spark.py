@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,8 +151,9 @@ def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
-    """As from a terminal: the whole process group gets it, in the middle of a job of Spark."""
+@pytest.mark.parametrize("what", ["interrupt", "java"])
+def test_what_ends_a_job_of_spark_takes_a_line(tmp_path: Path, what: str) -> None:
+    """An interrupt as from a terminal, which the whole process group gets; or the end of the driver's Java process."""
     runs = tmp_path / "runs"
     data = write_data(tmp_path, 12000, (28, 28))  # a pass takes about a second
     with subprocess.Popen(
@@ -172,23 +174,39 @@ def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
             begun = _processor_s(process.pid)
             while _processor_s(process.pid) < begun + 0.4:
                 assert process.poll() is None
-            os.killpg(process.pid, signal.SIGINT)
+            if what == "interrupt":
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                (java,) = (pid for pid, name, _ in _session(process.pid) if name == "java")
+                os.kill(java, signal.SIGKILL)
             said = [line for line in process.stderr if " left" not in line]
-            assert process.wait(60) == 130
+            assert process.wait(60) == (130 if what == "interrupt" else 3)
         finally:
             process.kill()
     (folder,) = runs.iterdir()
-    assert len(said) == 1 and f"`nicps dbn --resume {folder}` goes on after them" in said[0], said
+    assert f"`nicps dbn --resume {folder}` goes on after them" in said[0], said
+    errors = said[1:]
+    if what == "interrupt":
+        assert errors == []
+    else:
+        (error,) = errors
+        assert error.startswith("nicps: error: the Java process of Spark's driver, on this host, ")
 
 
 def _processor_s(session: int) -> float:
     """Of all processes of the session, Spark's workers among them."""
-    total = 0
+    return sum(ticks for _, _, ticks in _session(session)) / os.sysconf("SC_CLK_TCK")
+
+
+def _session(session: int) -> Iterator[tuple[int, str, int]]:
+    """Its processes: number, name, and clock ticks on a processor."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            fields = path.read_text().rpartition(")")[2].split()
-            total += (int(fields[3]) == session) * (int(fields[11]) + int(fields[12]))
-    return total / os.sysconf("SC_CLK_TCK")
+            head, _, rest = path.read_text().rpartition(")")
+            pid, _, name = head.partition(" (")
+            fields = rest.split()
+            if int(fields[3]) == session:
+                yield int(pid), name, int(fields[11]) + int(fields[12])
 
 
 @pytest.mark.long  # Spark tries for a minute

@@ -30,8 +30,8 @@ class Line:
         self.mail.begin(planned=True)
 
     def put(self, message: says.FromAgent) -> None:
+        os.eventfd_write(self.bell, 1)  # first: a reader that sees the message reads this, too
         self.there.append((message, []))
-        os.eventfd_write(self.bell, 1)
 
     def _receive(self) -> Received:
         os.eventfd_read(self.bell)

@@ -219,6 +219,30 @@ def test_the_switch_is_given_up(agent: Agent) -> None:
     assert agent.session.all_reduce(8, np.zeros(LANES, np.float32))[0] == np.float32(5 * 2.0**-30)
 
 
+def test_what_the_switch_has_left_over_is_too_large_for_the_hosts_unit(agent: Agent) -> None:
+    """Though the gradient itself is small: the round is left out, and the next one's unit fits both."""
+    coarse, fine = 10, -40
+    agent.enter("train", 7, exchange="switch", unit=coarse)
+    member = reference.Member(16)
+    large, small = gradient(1, 15 * LIMIT * 2.0**coarse), gradient(2, 1.0)
+    _, member.residual = member.quantise(large, coarse, 3)
+    offered(agent, 7, large)
+    agent.commit(7, {1: 4, 2: 4, 3: 4}, coarse, exchange="switch")
+    commit = agent.session.wait_commit(7)
+    assert commit is not None
+    agent.session.sum(commit)
+    agent.session.applied(commit, "d")
+    assert agent.take()["op"] == "read"
+    agent.enter("train", 8, unit=fine)
+    said = offered(agent, 8, small)
+    assert said["skip"] and said["unit"] > fine
+    agent.commit(8, {1: 4, 3: 4}, fine, next_unit=said["unit"])
+    assert agent.session.wait_commit(8) is not None
+    whole, member.residual = member.quantise(small, said["unit"])
+    assert not offered(agent, 9, small)["skip"]
+    assert ((lanes(agent, 9) << int(agent.arena.shifts[1, 0])) == whole).all()
+
+
 def test_the_same_round_is_run_again(agent: Agent) -> None:
     agent.phase("train", 7, exchange="switch", unit=UNIT)
     arrive(agent, 7, 3)

@@ -214,7 +214,7 @@ def test_damage_is_found_while_one_host_lags(host: int, slowness: float) -> None
     assert len({h.result for h in lan.hosts if h.result}) == 1
 
 
-@pytest.mark.short("4")
+@pytest.mark.long
 @pytest.mark.parametrize("number", [1, 4])
 def test_who_differs_again_and_again_comes_back_less_and_less(number: int) -> None:
     """Each return stops the training of all for a while. Mended, the host is counted again, and its past forgotten."""

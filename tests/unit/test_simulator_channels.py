@@ -43,6 +43,7 @@ def test_more_seeds(first: int) -> None:
     run(range(first, first + 25))
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_twice() -> None:
     digests = set()
     for _ in range(2):

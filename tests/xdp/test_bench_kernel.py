@@ -52,6 +52,7 @@ def plausible(cost: Costs) -> bool:
     return all(0 < ns < 100_000 for ns in cost.values()) and repeat < min(warm, keyed - 100)
 
 
+@pytest.mark.long
 def test_rows(checkout: Path) -> None:
     """Another program may have had the processor in the middle of one pass, but not of three."""
     tries: list[Costs] = []

@@ -231,6 +231,7 @@ def program() -> Iterator[Stalling]:
         yield loaded
 
 
+@pytest.mark.short("members")
 @pytest.mark.parametrize("senders", [(2, 3), (0,)], ids=["members", "switch"])
 def test_sums_and_counts_are_exact(program: Stalling, senders: tuple[int, ...]) -> None:
     program.reset(BLOCKS)

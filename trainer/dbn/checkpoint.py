@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 from trainer.dbn.settings import Settings
 from trainer.dbn.vectors import Vector
 from trainer.errors import FolderError, JobError
+from trainer.whole import write_whole
 
 NAME = "checkpoint.npz"
 Row = dict[str, Any]
@@ -29,6 +29,7 @@ class State:
 
     settings: Settings
     data: str  # its digest
+    place: str | None = None  # the folder that the data were read from
     phase: int = 0
     epoch: int = 0
     done: list[Vector] = field(
@@ -71,18 +72,14 @@ def save(state: State, folder: Path) -> None:
     told = {
         "settings": asdict(state.settings),
         "data": state.data,
+        "place": state.place,
         "phase": state.phase,
         "epoch": state.epoch,
         "rows": state.rows,
         "seconds": state.seconds,
     }
-    part = folder / f"{NAME}.part"
-    try:
-        with part.open("wb") as file:
-            np.savez(file, told=np.array(json.dumps(told)), **vectors)
-        os.replace(part, folder / NAME)
-    except OSError as error:
-        raise JobError(f"cannot write {folder / NAME}: {error.strerror}") from None
+    text = np.array(json.dumps(told))
+    write_whole(folder / NAME, lambda file: np.savez(file, told=text, **vectors))
 
 
 def load(folder: Path) -> State:
@@ -98,6 +95,8 @@ def load(folder: Path) -> State:
             f"{folder} has no {NAME}: --resume names the folder of a run of `nicps dbn`"
         )
     try:
+        if not zipfile.is_zipfile(path):
+            raise JobError("it is damaged, or no checkpoint")
         with np.load(path, allow_pickle=False) as file:
             told = json.loads(str(file["told"]))
             vectors = {name: file[name] for name in file.files if name != "told"}
@@ -113,7 +112,10 @@ def load(folder: Path) -> State:
             previous=vectors.get("previous"),
             **told,
         )
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError),
+        *(zipfile.BadZipFile, JobError),
+    ) as error:
         raise JobError(f"cannot read {path}: {error}") from None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nicps.errors import NicpsError, UsageProblem
+from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.extras import missing_extra
 from trainer import startup
 
@@ -155,12 +155,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except NicpsError as error:
         return _fail(error, str(error), error.exit_code, options.verbose)
-    except ModuleNotFoundError as error:
-        if (missing := missing_extra(error)) is None:
-            raise
-        return _fail(error, str(missing), missing.exit_code, options.verbose)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of the result is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NicpsError.exit_code
+    except Exception as error:
+        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            return _fail(error, str(missing), missing.exit_code, options.verbose)
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            words = "there is too little memory: take smaller --layers, or less --workers"
+            return _fail(error, words, JobFailed.exit_code, options.verbose)
+        words = f"unexpected {type(error).__name__}: {error} (--verbose shows where)"
+        return _fail(error, words, NicpsError.exit_code, options.verbose)
 
 
 def _fail(error: BaseException, words: str, code: int, verbose: bool) -> int:
@@ -175,44 +183,47 @@ def _say(words: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    import trainer.dbn.model  # noqa: F401  what it lacks is told before hours of training
     from trainer.dbn import checkpoint, shards
     from trainer.dbn.master import form_of, train
     from trainer.dbn.progress import Progress, duration
     from trainer.errors import SettingError
 
     state = _state(options)
-    data = shards.read(options.data, state.settings)
+    place = options.data or state.place
+    data = shards.read(place, state.settings)
     if state.data not in ("", data.digest):
         raise SettingError(
-            f"the data in {options.data} are not those that {options.resume} was trained with"
+            f"the data in {place} are not those that {options.resume} was trained with"
         )
-    state.data = data.digest
+    state.data, state.place = data.digest, os.path.abspath(str(place))
     folder = (
         options.resume
         or options.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-dbn-{secrets.token_hex(2)}"
     )
     reducer, master = _reducer(options, shards.deal(data.train, state.settings))
     progress = Progress(state.settings, form_of(state.settings, data), _say)
+    kept = len(state.rows)
 
     def after_epoch(now: checkpoint.State) -> None:
+        nonlocal kept
         checkpoint.save(now, folder)
+        kept = len(now.rows)
         progress.epoch(now.rows[-1])
 
     try:
         checkpoint.make(folder)
         _say(f"{folder.name}: {state.settings.workers} workers, {_place(master)}")
         found = train(state, data, reducer, after_epoch)
+        result = _result(folder, state, data, found, master, options.reduce or "spark")
     except BaseException:
         if (folder / checkpoint.NAME).is_file():
-            _say(
-                f"{len(state.rows)} epochs are kept: `nicps dbn --resume {folder}` goes on after them"
-            )
+            _say(f"{kept} epochs are kept: `nicps dbn --resume {folder}` goes on after them")
         else:
             checkpoint.unmake(folder)
         raise
     finally:
         reducer.close()
-    result = _result(folder, state, data, found, master, options.reduce or "spark")
     if options.json:
         print(json.dumps(result), flush=True)
     else:
@@ -276,22 +287,15 @@ def _result(
     folder: Path, state: Any, data: Any, found: Any, master: str, reduce: str
 ) -> dict[str, Any]:
     """Write the model, the report and result.json; what the last one holds."""
-    from safetensors.torch import save
-
-    from trainer.dbn import checkpoint
+    from trainer.dbn import checkpoint, model
     from trainer.dbn.master import form_of, share_wrong
     from trainer.dbn.report import write_report
     from trainer.errors import JobError
 
     form, settings = form_of(state.settings, data), state.settings
     try:
-        layers = form.classifier(found)
-        tensors = {
-            f"{at}.{name}": part
-            for at, layer in enumerate(layers)
-            for name, part in zip(layer._fields, layer, strict=True)
-        }
-        (folder / "model.safetensors").write_bytes(save(tensors))
+        kept = model.Model(form.classifier(found), data.train.shift, data.train.scale)
+        model.write(kept, folder)
         report = write_report(folder, state, data, found, _place(master))
         result = {
             "test_error": share_wrong(form, found, data.test),

@@ -33,6 +33,13 @@ RAISED = re.compile(r"(\w+\.)+[A-Z]\w*: |\w*(Error|Exception|Interrupt): ")
 
 def failure(error: Exception) -> Exception:
     """What Spark says of a job that has failed, in one line: the worker's own error, if there is one."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    if isinstance(error, ConnectionError | Py4JError) and not isinstance(error, Py4JJavaError):
+        return EnvironmentProblem(
+            "the Java process of Spark's driver, on this host, has ended: see whether memory was short, and go on "
+            "with --resume"
+        )
     lines = [line.strip() for line in str(error).splitlines()]
     raised = [line for line in lines if RAISED.match(line)]
     own = [line for line in raised if not line.startswith(("py4j.", "org.", "java."))]
@@ -97,6 +104,8 @@ def connect(master: str | None) -> SparkContext:
         # Spark's own handler asks the JVM to cancel, on the connection on which the interrupted call waits.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger().addFilter(_is_no_interrupt)
+    if (server := getattr(context, "_accumulatorServer", None)) is not None:
+        server.handle_error = lambda *_: None  # it prints a traceback when the Java process ends
     try:
         await_executor(context)
     except Py4JError as error:
@@ -119,7 +128,8 @@ def disconnect(context: SparkContext) -> None:
     """End the application. Spark logs an error for each task that is under way then: nobody needs to read them."""
     with contextlib.suppress(Exception):  # it may have stopped by itself
         context.setLogLevel("OFF")
-    context.stop()
+    with contextlib.suppress(OSError):  # so may its Java process
+        context.stop()
 
 
 def check_java() -> None:
@@ -216,7 +226,11 @@ class Watch(threading.Thread):
         """Until it is stopped."""
         since: float | None = None  # when the last executor had gone
         while not self._ended.wait(LOOK_S):
-            if executors(self._context):
+            try:
+                there = executors(self._context)
+            except Exception:  # Spark itself has ended, which the job's own error says
+                return
+            if there:
                 since = None
             elif since is None:
                 since = time.monotonic()

@@ -118,6 +118,6 @@ def _reach(places: Sequence[Place], what: str, advice: str) -> str:
         try:
             with socket.create_connection((host.strip("[]"), port), ANSWER_S) as connection:
                 return str(connection.getsockname()[0])
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # of a port, and of a name
             reasons.append(f"{host}:{port} ({getattr(error, 'strerror', None) or error})")
     raise NetworkProblem(f"no {what} answers at {', '.join(reasons)}: {advice}")

@@ -12,6 +12,7 @@ If an executor, an agent or a task is lost, the epoch begins again, with the exe
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import time
@@ -88,7 +89,8 @@ class NicpsReducer:
             with watched(self._context):
                 return list(parts.collect())
         finally:
-            sent.destroy()
+            with contextlib.suppress(Exception):  # Spark may have ended
+                sent.destroy()
 
     def close(self) -> None:
         disconnect(self._context)

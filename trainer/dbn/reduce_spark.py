@@ -42,7 +42,8 @@ class SparkReducer(ByParts):
 
     def reduce(self, task: Task, start: Vector) -> Mean:
         function, frame, dealt = self._work, self._sent, self._splits
-        sent = self._context.broadcast(start)
+        with watched(self._context):
+            sent = self._context.broadcast(start)
 
         def run(splits: Iterable[int]) -> Iterator[Mean]:
             torch.set_num_threads(1)  # with more of them a product's bits are others

@@ -22,6 +22,7 @@ from trainer.svg import Series, chart, text
 FILTERS, COLUMNS = 100, 20
 DIGITS = 20  # that are reconstructed
 WORST = 40
+BRIGHT = 0.995  # the share of weights that are shown as what they are: a few large ones would make all others grey
 
 
 def write_report(folder: Path, state: State, data: Data, found: Vector, master: str) -> Path:
@@ -87,7 +88,7 @@ def _filters(state: State, data: Data, found: Vector) -> str:
     form = form_of(state.settings, data)
     after = form.classifier(found)[0].weights.numpy()
     before = form.stack(state.done)[0].weights.numpy()
-    reach = float(np.abs(before).max())
+    reach = float(np.quantile(np.abs(before), BRIGHT))
 
     def drawn(weights: npt.NDArray[np.float32]) -> str:
         shown = [
@@ -131,14 +132,24 @@ def _range(data: Data) -> tuple[float, float]:
 def _confusion(chances: npt.NDArray[np.float32], data: Data) -> str:
     counts = np.zeros((data.classes, data.classes), int)
     np.add.at(counts, (data.test.labels, chances.argmax(1)), 1)
+    most = max(1, int((counts - np.diag(counts.diagonal())).max()))
+
+    def mistaken(count: int) -> str:
+        if not count:
+            return ""
+        return f'<span style="display:block;background:rgb(217 72 56 / {count / most:.0%})">{count}</span>'
+
     rows = []
     for label, row in enumerate(counts):
-        cells = [f"<b>{n}</b>" if at == label else str(n or "") for at, n in enumerate(row)]
+        cells = [f"<b>{n}</b>" if at == label else mistaken(n) for at, n in enumerate(row)]
         total = row.sum()
         wrong = f"{(total - row[label]) / total:.2%}" if total else ""
         rows.append([f"<b>{label}</b>", *cells, wrong])
-    head = ["is, below; taken for", *map(str, range(data.classes)), "wrong"]
-    return f"<section><h2>Confusion matrix</h2>{table(head, rows)}</section>"
+    head = ["digit", *map(str, range(data.classes)), "wrong"]
+    return (
+        "<section><h2>Confusion matrix</h2><p>A row is a digit of the test, a column what the network took it for. "
+        f"The redder a mistake, the more often it was made.</p>{table(head, rows)}</section>"
+    )
 
 
 def _worst(chances: npt.NDArray[np.float32], data: Data) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the options' help needs no PyTorch
 SLOW_EPOCHS = 5  # of a layer, with FIRST_MOMENTUM: the program of [HS06] (trainer/dbn/rbm.py)
 FIRST_MOMENTUM = 0.5
 MASTER_MOMENTUM = 0.5
+#: Larger numbers are refused: neither they nor a rate times a decay may be too large for a float32.
+LARGEST_RATE, LARGEST_DECAY, LARGEST_SIZE = 1e30, 1e6, 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +66,25 @@ class Settings:
 
         check("workers", 1 <= self.workers <= 10_000, "1 to 10000")
         check("layers", bool(self.layers) and min(self.layers) >= 1, "numbers of 1 or more")
+        check("layers", max(self.layers) <= LARGEST_SIZE, f"numbers of at most {LARGEST_SIZE}")
         for name in ("batch", "averages", "cd"):
             check(name, getattr(self, name) >= 1, "1 or more")
+        check("batch", self.batch <= LARGEST_SIZE, f"at most {LARGEST_SIZE}")
         for name in ("epochs", "finetune", "held_out", "seed", "head_epochs"):
             check(name, getattr(self, name) >= 0, "0 or more")
         check("samples", self.samples is None or self.samples >= 1, "1 or more")
         for name in ("pretrain_lr", "lr", "pretrain_decay", "weight_decay"):
             value = getattr(self, name)
             check(name, math.isfinite(value) and value >= 0, "0 or more")
+            largest = LARGEST_DECAY if name.endswith("decay") else LARGEST_RATE
+            check(name, value <= largest, f"at most {largest:g}")
         for name in ("pretrain_momentum", "momentum", "dropout", "input_dropout"):
             check(name, 0 <= getattr(self, name) < 1, "from 0 to below 1")
         given = self.master_momentum
         check("master_momentum", given is None or 0 <= given < 1, "from 0 to below 1")
         norm = self.max_norm
         check("max_norm", norm is None or (math.isfinite(norm) and norm > 0), "above 0")
+        check("max_norm", norm is None or norm <= LARGEST_RATE, f"at most {LARGEST_RATE:g}")
 
     @property
     def momentum_of_master(self) -> float:
