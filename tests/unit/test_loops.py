@@ -242,3 +242,12 @@ def test_a_user_without_a_home_compiles_and_is_told_nothing() -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))}
     found = run(asks_for(LEAST_NUMBERS), env=environment | {"HOME": "/nonexistent"}, **nobody)
     assert found == ["Loops", "True"]
+
+
+def test_a_job_that_has_no_stripes_compiles_nothing() -> None:
+    code = "from nicps.session.reducers import prepare\n"
+    for settings_ in ({"exchange": "broadcast"}, {"exchange": "switch"}, {"system": "S"}, {}):
+        code += (
+            f"prepare(LaneFormat({LEAST_NUMBERS}, 8), {settings_}); print('numba' in sys.modules)\n"
+        )
+    assert run(code) == ["False", "False", "False", "True"]
