@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nicps.session import loops
 from nicps.session.absolute import AbsoluteQuantiser, AbsoluteSummer
 from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.loops import LEAST_NUMBERS, Loops
+from tests.unit.test_session_stripes import LANES, WIDTH, Agent
 
 pytest.importorskip("numba")
 
@@ -148,9 +150,9 @@ def test_sums(width: int, data: st.DataObject) -> None:
     record["exponent"] = exponents[: format.fragments]
     record.setflags(write=False)
     found = []
-    for loops in (None, compiled(width)):
+    for each in (None, compiled(width)):
         out, summer = np.full(format.lanes + 2, 5, np.float32), AbsoluteSummer(format)
-        summer.loops = loops
+        summer.loops = each
         summer.batch(record["lanes"], record["exponent"], 0, format.fragments, out[: format.lanes])
         found.append(out)
     assert found[0].tobytes() == found[1].tobytes() and (found[1][format.lanes :] == 5).all()
@@ -158,7 +160,7 @@ def test_sums(width: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_laid_out_in_another_way_is_left_to_numpy(width: int) -> None:
-    loops, format = compiled(width), LaneFormat(2000, width)
+    made, format = compiled(width), LaneFormat(2000, width)
     vector, kept, record = np.ones(2000, np.float32), np.zeros(2000, np.float32), records(format)
     lanes, exponents, lost = (
         record["lanes"],
@@ -166,29 +168,29 @@ def test_what_is_laid_out_in_another_way_is_left_to_numpy(width: int) -> None:
         np.zeros(format.fragments, np.bool_),
     )
     long = np.zeros(lanes.size + 1, np.float32)
-    assert loops.quantise(vector, kept, lanes, exponents)
+    assert made.quantise(vector, kept, lanes, exponents)
     before = record.tobytes()
     for other in (vector.astype(np.float64), np.ones(4000, np.float32)[::2], vector[1:]):
-        assert not loops.quantise(other, kept, lanes, exponents)  # type: ignore[arg-type]
-    assert not loops.quantise(long, long, lanes, exponents)
-    assert not loops.quantise(vector, kept, lanes[:, ::2], exponents)
-    assert not loops.quantise(vector, kept, lanes[:, 1:], exponents)
-    assert not loops.quantise(vector, kept, lanes[::-1], exponents)
-    assert not loops.quantise(vector, kept, lanes, exponents[1:])
+        assert not made.quantise(other, kept, lanes, exponents)  # type: ignore[arg-type]
+    assert not made.quantise(long, long, lanes, exponents)
+    assert not made.quantise(vector, kept, lanes[:, ::2], exponents)
+    assert not made.quantise(vector, kept, lanes[:, 1:], exponents)
+    assert not made.quantise(vector, kept, lanes[::-1], exponents)
+    assert not made.quantise(vector, kept, lanes, exponents[1:])
     if width > 8:
-        assert not loops.quantise(vector, kept, lanes.view(format.native), exponents)
-    assert not loops.keep(vector, kept, lanes, exponents, lost)  # not whole fragments
-    assert not loops.keep(vector, long[:-1], lanes, exponents, lost[1:])
-    assert not loops.keep(vector, long[:-1], lanes, exponents, np.repeat(lost, 2)[::2])
-    assert not loops.read(lanes, exponents, np.zeros(4000, np.float32)[::2])
+        assert not made.quantise(vector, kept, lanes.view(format.native), exponents)
+    assert not made.keep(vector, kept, lanes, exponents, lost)  # not whole fragments
+    assert not made.keep(vector, long[:-1], lanes, exponents, lost[1:])
+    assert not made.keep(vector, long[:-1], lanes, exponents, np.repeat(lost, 2)[::2])
+    assert not made.read(lanes, exponents, np.zeros(4000, np.float32)[::2])
     record.setflags(write=False)
     vector.setflags(write=False)
-    assert not loops.quantise(vector, kept, record["lanes"], record["exponent"])
-    assert not loops.read(lanes, exponents, vector)
+    assert not made.quantise(vector, kept, record["lanes"], record["exponent"])
+    assert not made.read(lanes, exponents, vector)
     rest, rows = np.zeros(lanes.shape, np.int64), long[:-1].reshape(lanes.shape)
-    assert loops.add(rows, rest, ~lost, 1.0)
-    assert not loops.add(rows, rest[:, ::-1], ~lost, 1.0)
-    assert not loops.add(rows[1:], rest, ~lost, 1.0)
+    assert made.add(rows, rest, ~lost, 1.0)
+    assert not made.add(rows, rest[:, ::-1], ~lost, 1.0)
+    assert not made.add(rows[1:], rest, ~lost, 1.0)
     assert record.tobytes() == before
 
 
@@ -251,3 +253,24 @@ def test_a_job_that_has_no_stripes_compiles_nothing() -> None:
             f"prepare(LaneFormat({LEAST_NUMBERS}, 8), {settings_}); print('numba' in sys.modules)\n"
         )
     assert run(code) == ["False", "False", "False", "True"]
+
+
+def test_all_is_compiled_before_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, before the program is ready: not when records are mapped, and not in a round."""
+    agent, heard = Agent(), []
+
+    def make(width: int) -> Loops:
+        heard.append((width, agent.channel.wait(0.0)))
+        return compiled(width)
+
+    monkeypatch.setattr(loops, "LEAST_NUMBERS", LANES)
+    monkeypatch.setattr(loops, "_made", {})
+    monkeypatch.setattr(loops, "Loops", make)
+    agent.ready()
+    assert heard == [(WIDTH, False)]
+    agent.enter("train", 7)
+    vector = np.random.default_rng(1).standard_normal(LANES).astype(np.float32)
+    agent.session.contribute(7, vector, 1)
+    agent.offered(7, vector)
+    assert len(heard) == 1
+    agent.close()
