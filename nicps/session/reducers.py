@@ -235,7 +235,7 @@ class StripedReducer:
         """Convert the own stripe first, then a batch of each other stripe in turn; for a switch, in order."""
         due = self._standing.due
         if self._central:
-            self.offers.convert(round_, vector, 0, 1)
+            self.offers.convert(round_, vector, 0, 1, stays=False)
             return
         self.offers.convert(round_, vector, due.index(self._standing.number), len(due))
 

@@ -165,8 +165,10 @@ class ChannelRounds:
             vector.write(first, count, lanes, exponents)
 
         batch = LaneFormat(1, vector.width).batch
-        parts = in_turn(_fragments_of(vector), batch, rank, len(order))
-        self._memory.own.convert(round_, parts, write, self._channel, self._first)
+        fragments = _fragments_of(vector)
+        parts = in_turn(fragments, batch, rank, len(order))
+        own = len(stripe(fragments, rank, len(order)))
+        self._memory.own.convert(round_, parts, write, own, self._channel, self._first)
 
     def settle(self, round_: shared_form.Committed, vector: Vector) -> None:
         """Give the vector the sums of a round in which all have called the same."""

@@ -28,6 +28,8 @@ from nicps.wire import BLOCK_LANES, NOT_FINITE, PAYLOAD_BYTES
 
 _BANKS = 2
 _LAST_CONVERSION = (1 << 32) - 1
+#: The agent hears of so many batches at once, at most: if the program is held up then, the line has enough to send.
+_MOST_PARTS = 16
 
 
 def stripe(fragments: int, rank: int, aggregators: int) -> range:
@@ -118,25 +120,37 @@ class OwnRecords:
         round_: int,
         parts: Iterable[range],
         write: Callable[[int, int], None],
+        own: int,
         channel: int = 0,
         first: int = 0,
     ) -> None:
         """Let `write` convert these parts, each from its first fragment on so many.
 
+        The agent is told once the first `own` fragments are converted, of which it sends none, and after the next part.
+        Then it is told more and more rarely: converting is faster than the line, and the agent takes the processor each
+        time.
+
         Args:
             channel, first: of several, whose round it is, and where its fragments begin in a bank.
         """
         conversions, done = self.records["conversion"][round_ & 1, first:], 0
-        conversion = self._of[channel]
+        conversion, told, next_at = self._of[channel], -1, own
         for part in parts:
             write(part.start, len(part))
             barrier()  # a reader that sees the conversion also sees the lanes
             conversions[part.start : part.stop] = conversion
             done += len(part)
-            if channel:
-                self._handover.ring()
-            else:
-                self._handover.show(round_, done)
+            if done >= next_at:
+                self._tell(round_, done, channel)
+                told, next_at = done, done + min(max(1, done - own), _MOST_PARTS * len(part))
+        if told != done:
+            self._tell(round_, done, channel)
+
+    def _tell(self, round_: int, done: int, channel: int) -> None:
+        if channel:
+            self._handover.ring()
+        else:
+            self._handover.show(round_, done)
 
     def close(self) -> None:
         """Close arena and doorbell; the mapping goes with the last view of it."""
@@ -179,8 +193,14 @@ class StripedOffers:
         """As `OwnRecords`."""
         return self._own.begin(round_)
 
-    def convert(self, round_: int, vector: F32, rank: int, aggregators: int) -> None:
-        """Convert the whole vector, float32 (lanes,): that rank's stripe first, then a batch of each other in turn."""
+    def convert(
+        self, round_: int, vector: F32, rank: int, aggregators: int, *, stays: bool = True
+    ) -> None:
+        """Convert the whole vector, float32 (lanes,): that rank's stripe first, then a batch of each other in turn.
+
+        Args:
+            stays: that stripe stays here: nobody is sent it.
+        """
         format, own, bank = self._format, self.own, round_ & 1
         self._vector = vector
         lanes, exponents = own.lanes[bank], own.exponents[bank]
@@ -190,7 +210,8 @@ class StripedOffers:
             self._quantiser.batch(vector, first, count, lanes, exponents)
 
         parts = in_turn(format.fragments, format.batch, rank, aggregators)
-        self._own.convert(round_, parts, write)
+        kept = len(stripe(format.fragments, rank, aggregators)) if stays else 0
+        self._own.convert(round_, parts, write, kept)
 
     def counted(self, round_: int, lost: BOOL) -> None:
         """The vector converted last is in that round's sum: what rounding left over goes into the next one.

@@ -14,7 +14,8 @@ import pytest
 
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.session.arena import Arena
+from nicps.session import stripes
+from nicps.session.arena import Arena, Handover
 from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.phases import Commit
 from nicps.session.reducers import Standing, StripedReducer
@@ -376,6 +377,24 @@ def test_the_own_stripe_is_converted_first(
     assert seen == sorted(seen) and seen[-1] == fragments and len(seen) >= 4
     assert not own["conversion"][1, fragments:].any()
     assert (own["conversion"][0] != number).all()
+
+
+def test_the_agent_is_told_more_and_more_rarely(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its program has the own stripe, the next batch, and then ever more. A switch is sent the own stripe, too."""
+    monkeypatch.setattr(stripes, "_MOST_PARTS", 2)
+    batch = LaneFormat(1, 8).batch
+    members = Members(stack, 2, 14 * batch * 1440, 8)
+    program, told = members.programs[1], list[int]()
+    monkeypatch.setattr(Handover, "show", lambda self, round_, done: told.append(done))
+    program.offer(1, gradient(1, members.lanes))
+    assert told == [batch * k for k in (7, 8, 9, 11, 13, 14)]
+    told.clear()
+    offers = program.reducer.offers
+    offers.begin(3)
+    offers.convert(3, gradient(1, members.lanes), 0, 1, stays=False)
+    assert told == [batch * k for k in (1, 2, 4, 6, 8, 10, 12, 14)]
 
 
 def test_no_record_has_the_number_of_a_new_conversion(stack: ExitStack) -> None:
