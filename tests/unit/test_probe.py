@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -186,3 +187,34 @@ def test_a_host_that_joins_meanwhile_has_missed_the_trains_before(host: Host) ->
     host.hears(THIRD, wire.Echo(question.nonce, 0, 0, 0, question.number, 0), b"h3")
     (other,) = host.prober._hosts.values()
     assert other.trains == [None, None]
+
+
+class Ring:
+    """A line on which there is always room."""
+
+    def free(self) -> int:
+        return 256
+
+    def push(self, rows: Any, payload: Any) -> int:
+        return len(rows)
+
+    def flush(self) -> None: ...
+
+    def pending(self) -> int:
+        return 0
+
+
+def test_a_busy_processor_is_no_slow_line(host: Host) -> None:
+    """The agent has not run for half of the time: the rate at which it sends is that of the other half."""
+    host.measure()
+    a_frame = probe._LINE_BYTES * 8
+    train = host.prober._send_train(Ring(), 1000.0 * a_frame, 1.0)  # type: ignore[arg-type]
+    ended = []
+
+    def whole() -> Iterator[float]:
+        ended.append((yield from train))
+
+    for step, _ in enumerate(whole()):
+        host.now += 0.125 if step % 100 == 50 else 0.001
+    sent, took, _ = ended[0]
+    assert 400 < sent < 700 and sent / took == pytest.approx(1000, rel=0.02)
