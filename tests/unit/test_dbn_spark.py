@@ -151,9 +151,9 @@ def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["interrupt", "java"])
+@pytest.mark.parametrize("what", ["interrupt", "terminate", "java"])
 def test_what_ends_a_job_of_spark_takes_a_line(tmp_path: Path, what: str) -> None:
-    """An interrupt as from a terminal, which the whole process group gets; or the end of the driver's Java process."""
+    """An interrupt as from a terminal, which the whole process group gets; SIGTERM; the end of Spark's Java process."""
     runs = tmp_path / "runs"
     data = write_data(tmp_path, 12000, (28, 28))  # a pass takes about a second
     with subprocess.Popen(
@@ -176,17 +176,19 @@ def test_what_ends_a_job_of_spark_takes_a_line(tmp_path: Path, what: str) -> Non
                 assert process.poll() is None
             if what == "interrupt":
                 os.killpg(process.pid, signal.SIGINT)
+            elif what == "terminate":
+                process.terminate()
             else:
                 (java,) = (pid for pid, name, _ in _session(process.pid) if name == "java")
                 os.kill(java, signal.SIGKILL)
             said = [line for line in process.stderr if " left" not in line]
-            assert process.wait(60) == (130 if what == "interrupt" else 3)
+            assert process.wait(60) == {"interrupt": 130, "terminate": 143, "java": 3}[what]
         finally:
             process.kill()
     (folder,) = runs.iterdir()
     assert f"`nicps dbn --resume {folder}` goes on after them" in said[0], said
     errors = said[1:]
-    if what == "interrupt":
+    if what != "java":
         assert errors == []
     else:
         (error,) = errors
