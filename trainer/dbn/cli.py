@@ -72,7 +72,8 @@ TUNE: Options = {
     "max-norm": (float, "of the weights into a unit (none)"),
     "head-epochs": (
         int,
-        "first epochs in which only the top layer learns, at most a quarter of them",
+        "first epochs in which only the top layer learns: at most a quarter of --finetune, and 0 with --epochs 0; "
+        "the report has the number in force",
     ),
 }
 
@@ -218,7 +219,11 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         checkpoint.make(folder)
-        _say(f"{folder.name}: {state.settings.workers} workers, {_place(master)}")
+        settings = state.settings
+        if kept and kept == settings.epochs * len(settings.layers) + settings.finetune:
+            _say(f"{folder.name} is done already: no epoch is left to train")
+        else:
+            _say(f"{folder.name}: {settings.workers} workers, {_place(master)}")
         found = train(state, data, reducer, after_epoch)
         result = _result(folder, state, data, found, master, options.reduce or "spark")
     except BaseException:
