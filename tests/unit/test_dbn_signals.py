@@ -70,6 +70,19 @@ def test_no_epoch_begins_again_after_an_interrupt() -> None:
     assert raised.type is signals.Stopped
 
 
+def test_a_signal_that_is_held_back_comes_at_the_end() -> None:
+    done = []
+
+    def start() -> None:
+        with signals.held():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("all")
+
+    with signals.noted(), pytest.raises(signals.Stopped) as raised:
+        start()
+    assert done == ["all"] and raised.value.exit_code == 143
+
+
 def test_sigterm_says_what_is_kept_as_ctrl_c_does(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "nicps", "dbn", "--data", str(write_data(tmp_path)), *TINY]

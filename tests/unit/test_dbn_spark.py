@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +194,41 @@ def test_what_ends_a_job_of_spark_takes_a_line(tmp_path: Path, what: str) -> Non
     else:
         (error,) = errors
         assert error.startswith("nicps: error: the Java process of Spark's driver, on this host, ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_leaves_no_java_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "nicps", "dbn", "--data", str(write_data(tmp_path)), *TINY]
+    with subprocess.Popen(
+        [*command, "--runs", str(tmp_path / "runs"), "--master", "local[2]"],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            while not any(_is_driver(pid) for pid, *_ in _session(process.pid)):
+                assert process.poll() is None
+            os.kill(process.pid, number)
+            assert process.wait(60) == 128 + number
+            until = time.monotonic() + 20
+            while left := [pid for pid, name, _ in _session(process.pid) if name == "java"]:
+                assert time.monotonic() < until, left
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # nothing is left
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_driver(pid: int) -> bool:
+    """Whether it is Spark's Java process, not the one that makes its command."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has ended
+        return False
+    java = command.partition("\0")[0].endswith("/java")
+    return java and "deploy.SparkSubmit" in command and "launcher.Main" not in command
 
 
 def _processor_s(session: int) -> float:

@@ -99,6 +99,8 @@ def connect(master: str | None) -> SparkContext:
     where = conf.get("spark.master")
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
+        with signals.held():  # a Java process whose start is interrupted would stay for ever
+            SparkContext._ensure_initialized(conf=conf)
         context = SparkContext(conf=conf)
     except Exception as error:
         raise NetworkProblem(f"Spark does not start on {where}: {failure(error)}") from error

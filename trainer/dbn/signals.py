@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from nicps.shutdown import ending_signals
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []  # by this process, as signals are
 
 
@@ -47,7 +48,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
     """Meanwhile these signals raise `Stopped`. So does the end of the block, if it fails after one has come."""
-    numbers = ending_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = ending_signals(*_ENDING)
     before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
@@ -58,3 +59,17 @@ def noted() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         _received.clear()
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold them back until the block is done, which may not be left half done; then they raise `Stopped`."""
+    numbers = [number for number in _ENDING if signal.getsignal(number) is _stop]
+    for number in numbers:
+        signal.signal(number, lambda number, _: _received.append(number))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, _stop)
+    raise_received()
