@@ -44,6 +44,7 @@ svg .name { font-weight: 600; }
 polyline { fill: none; stroke-linejoin: round; }
 .raw { stroke: #b7c9dc; stroke-width: 1; } .loss { stroke: var(--compute); stroke-width: 2; }
 .accuracy { stroke: var(--accuracy); stroke-width: 2; } circle.accuracy { fill: var(--accuracy); }
+circle.loss { fill: var(--compute); }
 rect.compute { fill: var(--compute); } rect.update { fill: var(--update); }
 rect.testing { fill: var(--testing); } rect.wait { fill: var(--wait); }
 rect.send { fill: var(--send); } rect.hold { fill: var(--hold); }

@@ -96,7 +96,7 @@ def label(x: float, y: float, words: str, kind: str = "tick", anchor: str = "mid
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: class `kind`; dots at its points when `dots`."""
+    """One curve: class `kind`; dots at its points when `dots`, and where there is one point only."""
 
     points: Sequence[Point]
     kind: str
@@ -135,7 +135,10 @@ def chart(
         at = place((low_x, y))[1]
         body.append(line((LEFT, at), (LEFT + wide, at), "grid"))
         body.append(label(LEFT - 7, at + 4, y_text(y), anchor="end"))
+    whole = all(float(x).is_integer() for x, _ in points)  # epochs, rounds
     for x in ticks(low_x, high_x):
+        if whole and abs(x - round(x)) > 1e-9:
+            continue
         body.append(label(place((x, low))[0], TOP + tall + 16, number(x)))
     body.append(line((LEFT, TOP + tall), (LEFT + wide, TOP + tall), "axis"))
     body.append(label(LEFT + wide, height - 3, x_name, "name", "end"))
@@ -144,7 +147,7 @@ def chart(
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         body.append(f'<polyline class="{each.kind}" points="{path}"/>')
         for (x, y), (at_x, at_y) in zip(placed, each.points, strict=True):
-            if each.dots:
+            if each.dots or len(placed) == 1:
                 hint = f"{x_name} {number(at_x)}: {y_text(at_y)}"
                 body.append(
                     f'<circle class="{each.kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="4">'

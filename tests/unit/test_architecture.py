@@ -160,7 +160,7 @@ ROOMS = {
         *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
         *("nicps.torch.guarded", "nicps.torch.parts", "nicps.torch.pending"),
         *("nicps.torch.need", "nicps.flows", "nicps.measuring", "nicps.need_first"),
-        *(ERRORS, EXTRAS, PROGRAMS, STARTUP),
+        *(ERRORS, EXTRAS, PROGRAMS, SHUTDOWN, STARTUP),
         *("nicps.gradient_json", "trainer"),
     ),
 }

@@ -107,6 +107,7 @@ def test_a_run_from_the_command(data: Path, tmp_path: Path) -> None:
         check=True,
     )
     assert json.loads(again.stdout)["weights_sha256"] == result["weights_sha256"]
+    assert again.stderr == f"nicps: {folder.name} is done already: no epoch is left to train\n"
 
 
 def test_samples_that_are_held_out(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,9 +152,9 @@ def test_a_lost_task_changes_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["interrupt", "java"])
+@pytest.mark.parametrize("what", ["interrupt", "terminate", "java"])
 def test_what_ends_a_job_of_spark_takes_a_line(tmp_path: Path, what: str) -> None:
-    """An interrupt as from a terminal, which the whole process group gets; or the end of the driver's Java process."""
+    """An interrupt as from a terminal, which the whole process group gets; SIGTERM; the end of Spark's Java process."""
     runs = tmp_path / "runs"
     data = write_data(tmp_path, 12000, (28, 28))  # a pass takes about a second
     with subprocess.Popen(
@@ -176,21 +177,58 @@ def test_what_ends_a_job_of_spark_takes_a_line(tmp_path: Path, what: str) -> Non
                 assert process.poll() is None
             if what == "interrupt":
                 os.killpg(process.pid, signal.SIGINT)
+            elif what == "terminate":
+                process.terminate()
             else:
                 (java,) = (pid for pid, name, _ in _session(process.pid) if name == "java")
                 os.kill(java, signal.SIGKILL)
             said = [line for line in process.stderr if " left" not in line]
-            assert process.wait(60) == (130 if what == "interrupt" else 3)
+            assert process.wait(60) == {"interrupt": 130, "terminate": 143, "java": 3}[what]
         finally:
             process.kill()
     (folder,) = runs.iterdir()
     assert f"`nicps dbn --resume {folder}` goes on after them" in said[0], said
     errors = said[1:]
-    if what == "interrupt":
+    if what != "java":
         assert errors == []
     else:
         (error,) = errors
         assert error.startswith("nicps: error: the Java process of Spark's driver, on this host, ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_leaves_no_java_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "nicps", "dbn", "--data", str(write_data(tmp_path)), *TINY]
+    with subprocess.Popen(
+        [*command, "--runs", str(tmp_path / "runs"), "--master", "local[2]"],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            while not any(_is_driver(pid) for pid, *_ in _session(process.pid)):
+                assert process.poll() is None
+            os.kill(process.pid, number)
+            assert process.wait(60) == 128 + number
+            until = time.monotonic() + 20
+            while left := [pid for pid, name, _ in _session(process.pid) if name == "java"]:
+                assert time.monotonic() < until, left
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # nothing is left
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_driver(pid: int) -> bool:
+    """Whether it is Spark's Java process, not the one that makes its command."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has ended
+        return False
+    java = command.partition("\0")[0].endswith("/java")
+    return java and "deploy.SparkSubmit" in command and "launcher.Main" not in command
 
 
 def _processor_s(session: int) -> float:

@@ -15,6 +15,7 @@ reduce_spark.py  the workers as tasks of Spark, whose driver adds
 reduce_nicps.py  the same, with the kernels of the executors' hosts that add
 master.py        the master: layer by layer, then the classifier
 checkpoint.py    what a run goes on from
+signals.py       what ends a run in order
 model.py         the classifier as a file, and how to use it
 progress.py      a line an epoch, with the time that is left
 pictures.py      grey pictures as PNG, and tables of them

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.extras import missing_extra
 from trainer import startup
+from trainer.dbn import signals
 
 DESCRIPTION = """\
 Train a deep belief network on MNIST by iterative reduce: a master hands out weights, workers pass over
@@ -71,7 +72,8 @@ TUNE: Options = {
     "max-norm": (float, "of the weights into a unit (none)"),
     "head-epochs": (
         int,
-        "first epochs in which only the top layer learns, at most a quarter of them",
+        "first epochs in which only the top layer learns: at most a quarter of --finetune, and 0 with --epochs 0; "
+        "the report has the number in force",
     ),
 }
 
@@ -151,8 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and return the exit code: those of `nicps` (nicps/cli/__init__.py)."""
     options = parser().parse_args(arguments)
     try:
-        startup.import_torch()
-        return _run(options)
+        with signals.noted():
+            startup.import_torch()
+            return _run(options)
+    except signals.Stopped as stopped:
+        return stopped.exit_code
     except NicpsError as error:
         return _fail(error, str(error), error.exit_code, options.verbose)
     except KeyboardInterrupt:
@@ -210,15 +215,21 @@ def _run(options: argparse.Namespace) -> int:
         checkpoint.save(now, folder)
         kept = len(now.rows)
         progress.epoch(now.rows[-1])
+        signals.raise_received()
 
     try:
         checkpoint.make(folder)
-        _say(f"{folder.name}: {state.settings.workers} workers, {_place(master)}")
+        settings = state.settings
+        if kept and kept == settings.epochs * len(settings.layers) + settings.finetune:
+            _say(f"{folder.name} is done already: no epoch is left to train")
+        else:
+            _say(f"{folder.name}: {settings.workers} workers, {_place(master)}")
         found = train(state, data, reducer, after_epoch)
         result = _result(folder, state, data, found, master, options.reduce or "spark")
     except BaseException:
         if (folder / checkpoint.NAME).is_file():
-            _say(f"{kept} epochs are kept: `nicps dbn --resume {folder}` goes on after them")
+            epochs, those = ("epoch is", "it") if kept == 1 else ("epochs are", "them")
+            _say(f"{kept} {epochs} kept: `nicps dbn --resume {folder}` goes on after {those}")
         else:
             checkpoint.unmake(folder)
         raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from nicps.errors import EnvironmentProblem, NetworkProblem, explain
 from nicps.extras import require_extra
 from nicps.programs import find_program, require_programs
+from trainer.dbn import signals
 from trainer.dbn.managers import LOCAL, check_master
 from trainer.errors import JobError
 
@@ -96,14 +97,18 @@ def connect(master: str | None) -> SparkContext:
         conf.setIfMissing("spark.driver.host", "127.0.0.1")
         conf.setIfMissing("spark.ui.enabled", "false")
     where = conf.get("spark.master")
+    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
+        with signals.held():  # a Java process whose start is interrupted would stay for ever
+            SparkContext._ensure_initialized(conf=conf)
         context = SparkContext(conf=conf)
     except Exception as error:
         raise NetworkProblem(f"Spark does not start on {where}: {failure(error)}") from error
     if threading.current_thread() is threading.main_thread():
         # Spark's own handler asks the JVM to cancel, on the connection on which the interrupted call waits.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, on_interrupt)
     logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # its errors are raised, too
     if (server := getattr(context, "_accumulatorServer", None)) is not None:
         server.handle_error = lambda *_: None  # it prints a traceback when the Java process ends
     try:
@@ -190,6 +195,7 @@ def watched(context: SparkContext) -> Iterator[None]:
     Raises:
         NetworkProblem: there is no executor any more, and none comes.
         JobError, EnvironmentProblem, NetworkProblem: what `failure` makes of an error of Spark's.
+        Stopped: a signal that ends the run has come, whatever Spark has made of it.
     """
     if LOCAL.fullmatch(context.master):
         watch = None
@@ -199,6 +205,7 @@ def watched(context: SparkContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        signals.raise_received()
         if watch is not None and watch.lost:
             raise NetworkProblem(
                 f"{context.master} has had no executor for {EXECUTORS_S:.0f} s: start its master and a worker, "

@@ -4,11 +4,12 @@
 from trainer.dbn.model import read
 
 model = read("runs/20261125-101500-dbn-0a1b")
-chances = model(images)  # N x C; `images`: N x 784 or N x 28 x 28 bytes, as MNIST has them
+chances = model(images)  # N x C; `images`: N x 28 x 28 bytes, as MNIST has them, or one 28 x 28, or N x 784
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,24 @@ class Model:
         """N x C: the probability of each class.
 
         Args:
-            images: N x V, or N pictures of V pixels; bytes.
+            images: N x V, N pictures of V pixels, or one picture, which is N = 1; bytes from 0 to 255.
+
+        Raises:
+            JobError: they have another shape, or are no bytes.
         """
-        labels = np.zeros(len(images), np.uint8)  # nobody asks for them
-        pixels = images.reshape(len(images), -1)
+        given = np.asarray(images)
+        size = len(self.network[0].weights)
+        count = 1 if given.size == size else len(given) if given.ndim else 0
+        if given.dtype != np.uint8 or not count or given.size != count * size:
+            side = math.isqrt(size)
+            one = f"{side} x {side}" if side**2 == size else "height x width"
+            raise JobError(
+                f"images must be bytes (uint8, 0 to 255), N x {one}, {one} or N x {size}; these are "
+                f"{given.dtype}, {' x '.join(map(str, given.shape)) or 'one number'}"
+            )
+        labels = np.zeros(count, np.uint8)  # nobody asks for them
+        # PyTorch takes no memory that is read-only, as that of np.frombuffer is.
+        pixels = np.require(given.reshape(count, size), requirements=["C", "W"])
         return predictions(self.network, Shard(pixels, labels, self.shift, self.scale))
 
 
