@@ -14,10 +14,10 @@ from nicps.bench.bmv2 import CONTROLLER, Bmv2, in_place_of_the_bridge
 from nicps.lab.namespaces import switch_name
 from nicps.switch import Switch
 from nicps.switch.runtime import Member
-from tests.netns.scenes import Drill, Stage
+from tests.netns.scenes import Stage
 from tests.p4.bmv2 import Wires, bench, controller, pace
 from tests.p4.frames import HOSTS, NETWORK, between_members, ethernet, fragment, mac, token
-from tests.p4.test_training import FRAGMENTS, LONG
+from tests.p4.test_training import FRAGMENTS, counted_in_training
 from tests.vectors.encode import put_tag
 
 BURST = 12
@@ -123,17 +123,6 @@ def lab() -> Iterator[tuple[Stage, Bmv2]]:
 @pytest.mark.parametrize("exchange", ["stripes", "broadcast"])
 def test_a_job_is_trained_with_tags(lab: tuple[Stage, Bmv2], exchange: str) -> None:
     stage, bmv2 = lab
-    with bmv2.connect() as switch:
-        before = switch.counters()
-    drill = Drill(stage, LONG, settings={"lane": "i16", "exchange": exchange})
-    try:
-        drill.begin()
-        drill.goes_on(*stage.names)
-        assert drill.exact() > 2
-        assert drill.end().result["weights_identical"] is True
-    finally:
-        drill.close()
-    with bmv2.connect() as switch:
-        counters = {name: count - before[name] for name, count in switch.counters().items()}
+    counters = counted_in_training(stage, bmv2, lane="i16", exchange=exchange)
     assert counters["stripe" if exchange == "stripes" else "fragment"] > 3 * FRAGMENTS["i16"]
     assert not counters["type"] + counters["malformed"] + counters["truncated"]

@@ -69,13 +69,11 @@ def test_a_job_is_trained(made: tuple[Stage, Bmv2, Controller]) -> None:
     assert "view 1: " in running.log.read_text()
 
 
-@pytest.mark.parametrize("lane", ["i32", "i8"])
-def test_a_job_is_trained_in_stripes(made: tuple[Stage, Bmv2, Controller], lane: str) -> None:
-    """Members add for each other: their contributions and sums pass, and are exact."""
-    stage, bmv2, _ = made
+def counted_in_training(stage: Stage, bmv2: Bmv2, **settings: str) -> dict[str, int]:
+    """Train a job, whose sums must be exact: what the switch has counted meanwhile."""
     with bmv2.connect() as switch:
         before = switch.counters()
-    drill = Drill(stage, LONG, settings={"lane": lane, "exchange": "stripes"})
+    drill = Drill(stage, LONG, settings=settings)
     try:
         drill.begin()
         drill.goes_on(*stage.names)
@@ -84,7 +82,14 @@ def test_a_job_is_trained_in_stripes(made: tuple[Stage, Bmv2, Controller], lane:
     finally:
         drill.close()
     with bmv2.connect() as switch:
-        counters = {name: count - before[name] for name, count in switch.counters().items()}
+        return {name: count - before[name] for name, count in switch.counters().items()}
+
+
+@pytest.mark.parametrize("lane", ["i32", "i8"])
+def test_a_job_is_trained_in_stripes(made: tuple[Stage, Bmv2, Controller], lane: str) -> None:
+    """Members add for each other: their contributions and sums pass, and are exact."""
+    stage, bmv2, _ = made
+    counters = counted_in_training(stage, bmv2, lane=lane, exchange="stripes")
     assert counters["stripe"] > 3 * FRAGMENTS[lane], "of each two contributions, and a sum"
     assert not counters["added"] + counters["type"] + counters["malformed"]
 
