@@ -470,6 +470,8 @@ class Session:
                 self.checkpoint(0, "the training program cannot save while it waits for the others")
         if isinstance(message, shared_form.Phase | shared_form.View):
             if self._memory is not None:
+                if isinstance(message, shared_form.Phase):
+                    self._memory.drop()
                 self._memory.map(message, iter(fds))
         if isinstance(message, Serves) and self.served is None:
             assert self._residual is not None, "call ready() first"
@@ -485,10 +487,12 @@ class Session:
 
     def _keep_residual(self) -> None:
         """Write the residual for `nicps resume`, if the job has one. Where it cannot be written, training goes on."""
-        error = self._residual.keep() if self._residual is not None else None
-        if error is not None:
-            with contextlib.suppress(ChannelClosed):  # where the job was stopped
-                self._send(shared_form.Residual(error))
+        if self._residual is None or not self._residual.changed:
+            return
+        self._shared().drop()
+        error = self._residual.keep()
+        with contextlib.suppress(ChannelClosed):  # where the job was stopped
+            self._send(shared_form.Residual(error))
 
     def _enter_view(self, message: shared_form.Phase | shared_form.View) -> bool:
         """Another view is in force, or another phase; whether this member has become the lead."""

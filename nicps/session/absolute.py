@@ -81,6 +81,7 @@ class AbsoluteQuantiser:
         self._value = np.empty(shape, np.float32)
         self._scaled = np.empty(shape, np.float32)
         self._native = np.empty(shape, format.native)
+        self._early = np.zeros(format.fragments, np.bool_)  # their rounding error is the residual already
 
     def bound(self, vector: F32, *, finite: bool = False) -> int:
         """An upper bound of the x of all fragments of `vector` that are finite, before it is converted.
@@ -104,6 +105,7 @@ class AbsoluteQuantiser:
 
     def begin(self) -> None:
         """Another vector is converted."""
+        assert not self._early.any(), "the vector before was neither kept nor dropped"
         self._residual.next_limit = 0.0
 
     def batch(self, vector: F32, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
@@ -157,24 +159,64 @@ class AbsoluteQuantiser:
     def keep(self, vector: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
         """The vector converted last was counted: what rounding has left over of it is the residual.
 
-        That is computed here, from what it was converted to: so there is one residual in memory, not two.
+        That is computed from what it was converted to: so there is one residual in memory, not two.
 
         Args:
             vector: as it was converted.
             lanes: (fragments, per_fragment), `exponents`: int8 (fragments,), what it was converted to.
             lost: (fragments,): the sum is not finite there, and the residual stays as it was.
         """
-        residual, loops = self._residual, self.loops
+        residual = self._residual
+        self._restore(vector, lanes, exponents, self._early & lost)
         limit = max(residual.next_limit, residual.largest()) if lost.any() else residual.next_limit
-        of_all = lanes, exponents, lost
-        if loops is None or not loops.keep(vector, residual.kept, *of_all):
-            self._keep(vector, residual.kept, *of_all)
+        self._replace(vector, residual.kept, lanes, exponents, lost | self._early)
         residual.limit = limit
+        self._early[:] = False
+
+    def keep_early(self, vector: F32, first: int, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
+        """As `keep`, of `len(lost)` fragments from `first` on, before it is known whether the vector is counted.
+
+        `keep` leaves these as they are, and `drop` takes them back. No bound of the residual is known until then.
+        """
+        per, rows = self.format.per_fragment, slice(first, first + len(lost))
+        here, early = slice(first * per, (first + len(lost)) * per), self._early[rows]
+        # What is not finite has no residual, whatever became of the sum meanwhile.
+        left_out = lost | early | (exponents[rows] == NOT_FINITE)
+        of_part = lanes[rows], exponents[rows], left_out
+        self._replace(vector[here], self._residual.kept[here], *of_part)
+        early |= ~left_out
+
+    def drop(self, vector: F32, lanes: Lanes, exponents: I8) -> None:
+        """The vector converted last is not counted, or not yet: the residual is that of the vectors before it.
+
+        Arguments are as for `keep`. Where the residual is that of this vector already, it becomes (residual + sent) -
+        vector, in float32: the former one, but for the last bits that the sum of vector and residual has rounded away.
+        """
+        self._restore(vector, lanes, exponents, self._early)
+
+    def _restore(self, vector: F32, lanes: Lanes, exponents: I8, back: BOOL) -> None:
+        per, residual, found = self.format.per_fragment, self._residual, np.flatnonzero(back)
+        for fragment in found:
+            here = slice(fragment * per, (fragment + 1) * per)
+            kept, given = residual.kept[here], vector[here]
+            kept += lanes[fragment] * np.ldexp(np.float32(1), np.int32(exponents[fragment]))
+            kept[: len(given)] -= given
+        if len(found):
+            self._early[found] = False
+            residual.limit = residual.next_limit = math.inf
+
+    def _replace(
+        self, vector: F32, kept: F32, lanes: Lanes, exponents: I8, left_out: BOOL
+    ) -> None:
+        """Make the rounding error of these fragments their residual, but for those left out."""
+        loops = self.loops
+        if loops is None or not loops.keep(vector, kept, lanes, exponents, left_out):
+            self._keep(vector, kept, lanes, exponents, left_out)
 
     def _keep(self, vector: F32, residual: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
         format = self.format
-        for first in range(0, format.fragments, format.batch):
-            part = slice(first, min(first + format.batch, format.fragments))
+        for first in range(0, len(lost), format.batch):
+            part = slice(first, min(first + format.batch, len(lost)))
             gone = lost[part]
             kept = residual[part.start * format.per_fragment : part.stop * format.per_fragment]
             rows = kept.reshape(len(gone), -1)

@@ -119,6 +119,10 @@ class Handover:
         self._arena.set_converted(round_, fragments)
         self.ring()
 
+    def sent(self, round_: int) -> bool:
+        """Whether the agent has begun to send them."""
+        return self._arena.sending_since(round_) > 0
+
     def ring(self) -> None:
         """More of a contribution can be sent."""
         os.eventfd_write(self._doorbell, 1)

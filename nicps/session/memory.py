@@ -86,6 +86,11 @@ class Memory:
         if self._reducer is not None:
             self._reducer.finish(commit)
 
+    def drop(self) -> None:
+        """The vector converted last is not counted, or not yet: the residual is what the rounds before have left."""
+        if self._reducer is not None:
+            self._reducer.drop()
+
     def forget(self) -> None:
         """Another member's state was loaded."""
         if self.striped is not None:

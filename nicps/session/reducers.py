@@ -84,6 +84,9 @@ class Reducer(Protocol):
     def ahead(self, stop: Callable[[], bool]) -> None:
         """Read the parts of that sum that are here already, until `stop` returns true."""
 
+    def drop(self) -> None:
+        """The vector converted last is not counted, or not yet. It must not have changed."""
+
     def settle(self, message: shared_form.Committed) -> bool:
         """A round was committed. Returns whether a vector was left out because it was too large."""
 
@@ -155,6 +158,9 @@ class AddingReducer:
     def ahead(self, stop: Callable[[], bool]) -> None:
         """As `Reducer`: what every other member has sent."""
         self.sums.ahead(self._standing.view, self.offers.unit, self._own, stop)
+
+    def drop(self) -> None:
+        """Nothing has to be taken back."""
 
     def settle(self, message: shared_form.Committed) -> bool:
         """The next round's unit is known; a much larger one shows that a member was left out."""
@@ -247,7 +253,12 @@ class StripedReducer:
 
     def ahead(self, stop: Callable[[], bool]) -> None:
         """As `Reducer`."""
-        self.sums.ahead(stop)
+        for part, lost in self.sums.ahead(stop):
+            self.offers.sum_came(part, lost)
+
+    def drop(self) -> None:
+        """As `Reducer`."""
+        self.offers.drop()
 
     def settle(self, message: shared_form.Committed) -> bool:
         """No vector is too large."""
@@ -268,9 +279,11 @@ class StripedReducer:
 
         This is done once a round, after the rounding error of its own contribution has become the residual.
         """
-        if commit.round == self._finished or not commit.counted:
+        if commit.round == self._finished:
             return
         self._keep(commit)
+        if not commit.counted:
+            return
         self._finished = commit.round
         number, bank = self._standing.number, commit.round & 1
         if self._alone(commit) or number not in commit.aggregators:
@@ -285,10 +298,11 @@ class StripedReducer:
 
     def _keep(self, commit: Commit) -> None:
         """The rounding error of this member's contribution, if it counted, becomes the residual, once a round."""
-        counted = self._standing.number in commit.counted
-        if counted and commit.round not in (self._kept, self._finished):
+        if self._standing.number not in commit.counted:
+            self.offers.drop()
+        elif commit.round not in (self._kept, self._finished):
             self._kept = commit.round
-            self.offers.counted(commit.round, ~self._finite(commit))
+            self.offers.counted(~self._finite(commit))
 
     def _alone(self, commit: Commit) -> bool:
         return set(commit.counted) == {self._standing.number}

@@ -49,10 +49,13 @@ class ResidualFile:
         if state:
             self._round, self.state = round_, state
 
-    def keep(self) -> str | None:
-        """Write it, if it has changed; an error in one line or "", None if there is nothing new."""
-        if not self.state or self.state == self._written:
-            return None
+    @property
+    def changed(self) -> bool:
+        """Whether it is the residual of another state than the file has."""
+        return bool(self.state) and self.state != self._written
+
+    def keep(self) -> str:
+        """Write it; an error in one line, or ""."""
         try:
             kept, limit = self.residual.kept[: self._lanes], self.residual.limit
             write(self._path, kept, self.state, self._round, limit)

@@ -146,6 +146,10 @@ class OwnRecords:
         if told != done:
             self._tell(round_, done, channel)
 
+    def sent(self, round_: int) -> bool:
+        """Whether the agent has begun to send what was converted for that round, on channel 0: a list has it."""
+        return self._handover.sent(round_)
+
     def _tell(self, round_: int, done: int, channel: int) -> None:
         if channel:
             self._handover.ring()
@@ -169,7 +173,8 @@ class StripedOffers:
         self._format = format
         self._quantiser = AbsoluteQuantiser(format, residual)
         self._own = OwnRecords(arena, doorbell)
-        self._vector: F32 | None = None  # that was converted last
+        self._vector: F32 | None = None  # that was converted last, until it is counted
+        self._round = 0  # for which
 
     def map(self, fd: int, room: int) -> None:
         """Map new own records, (2, room); the descriptor is closed."""
@@ -201,28 +206,50 @@ class StripedOffers:
         Args:
             stays: that stripe stays here: nobody is sent it.
         """
-        format, own, bank = self._format, self.own, round_ & 1
-        self._vector = vector
-        lanes, exponents = own.lanes[bank], own.exponents[bank]
+        format = self._format
         self._quantiser.begin()
+        self._vector, self._round = vector, round_
+        to = self._converted
 
         def write(first: int, count: int) -> None:
-            self._quantiser.batch(vector, first, count, lanes, exponents)
+            self._quantiser.batch(vector, first, count, *to)
 
         parts = in_turn(format.fragments, format.batch, rank, aggregators)
         kept = len(stripe(format.fragments, rank, aggregators)) if stays else 0
         self._own.convert(round_, parts, write, kept)
 
-    def counted(self, round_: int, lost: BOOL) -> None:
-        """The vector converted last is in that round's sum: what rounding left over goes into the next one.
+    def counted(self, lost: BOOL) -> None:
+        """The vector converted last is in a sum: what rounding left over goes into the next one.
 
         Args:
             lost: (fragments,): where the sum is not finite, and the residual stays as it was before.
         """
-        own, bank, vector = self.own, round_ & 1, self._vector
-        assert vector is not None, "nothing was converted"
-        self._quantiser.keep(vector, own.lanes[bank], own.exponents[bank], lost)
+        assert self._vector is not None, "nothing was converted"
+        self._quantiser.keep(self._vector, *self._converted, lost)
         self._vector = None
+
+    def sum_came(self, part: range, lost: BOOL) -> None:
+        """Sums of these fragments are here. They may have the vector converted last in them, and be committed.
+
+        If they are large, their residual is computed now, while the program waits for the other sums: after the last
+        one it would take as long as converting.
+
+        Args:
+            lost: (len(part),): where the sum is not finite.
+        """
+        if self._vector is not None and self._quantiser.loops is not None and self._own.sent(self._round):
+            self._quantiser.keep_early(self._vector, part.start, *self._converted, lost)
+
+    def drop(self) -> None:
+        """The vector converted last is not counted, or not yet. It must not have changed."""
+        if self._vector is not None:
+            self._quantiser.drop(self._vector, *self._converted)
+
+    @property
+    def _converted(self) -> tuple[Lanes, I8]:
+        """What the vector converted last has become."""
+        own, bank = self.own, self._round & 1
+        return own.lanes[bank], own.exponents[bank]
 
     def add_remainders(
         self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int
@@ -268,8 +295,11 @@ class StripedSums:
         parts = [stripe(fragments, rank, n) for rank in range(n)]
         self._early = _Early(round_, view, out, parts)
 
-    def ahead(self, stop: Callable[[], bool]) -> None:
-        """Read what has come of them, until `stop`; of each stripe what is there without a gap."""
+    def ahead(self, stop: Callable[[], bool]) -> Iterator[tuple[range, BOOL]]:
+        """Read what has come of them, until `stop`; of each stripe what is there without a gap.
+
+        Yields each part, and which of its sums are not finite.
+        """
         early, batch = self._early, self._format.batch
         assert early is not None, "no sums are expected"
         tags, tag = self.records["tag"][early.round & 1], early.view << 32 | early.round
@@ -285,6 +315,8 @@ class StripedSums:
                 barrier()  # the kernel writes lanes, then the tag
                 self._read(self.records, early.round, now, early.out)
                 early.rest[rank], moved = rest[batch:], True
+                exponents = self.records.exponents[early.round & 1, now.start : now.stop]
+                yield now, exponents == NOT_FINITE
 
     def total(self, round_: int, view: int, out: F32) -> None:
         """Read all the sums of a round that was committed in that view; what was read early is not read again."""
