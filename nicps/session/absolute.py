@@ -81,7 +81,9 @@ class AbsoluteQuantiser:
         self._value = np.empty(shape, np.float32)
         self._scaled = np.empty(shape, np.float32)
         self._native = np.empty(shape, format.native)
-        self._early = np.zeros(format.fragments, np.bool_)  # their rounding error is the residual already
+        self._early = np.zeros(
+            format.fragments, np.bool_
+        )  # their rounding error is the residual already
 
     def bound(self, vector: F32, *, finite: bool = False) -> int:
         """An upper bound of the x of all fragments of `vector` that are finite, before it is converted.
@@ -109,7 +111,7 @@ class AbsoluteQuantiser:
         self._residual.next_limit = 0.0
 
     def batch(self, vector: F32, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
-        """Convert `count` fragments from `first` on, at most `format.batch`. The residual stays as it is (`keep`).
+        """Convert `count` fragments from `first` on. The residual stays as it is (`keep`).
 
         Args:
             vector: float32 (format.lanes,).
@@ -122,7 +124,10 @@ class AbsoluteQuantiser:
         numbers = vector[here], residual.kept[here]
         loops = self.loops
         if loops is None or not loops.quantise(*numbers, lanes[rows], exponents[rows]):
-            self._quantise(*numbers, lanes[rows], exponents[rows])
+            for at in range(0, count, self.format.batch):
+                end = at + self.format.batch
+                given, kept = (each[at * per : end * per] for each in numbers)
+                self._quantise(given, kept, lanes[rows][at:end], exponents[rows][at:end])
         former, most = 0.0, int(exponents[rows].max(initial=LEAST_EXPONENT))
         if most == NOT_FINITE:
             finite = exponents[rows] != NOT_FINITE
@@ -205,9 +210,7 @@ class AbsoluteQuantiser:
             self._early[found] = False
             residual.limit = residual.next_limit = math.inf
 
-    def _replace(
-        self, vector: F32, kept: F32, lanes: Lanes, exponents: I8, left_out: BOOL
-    ) -> None:
+    def _replace(self, vector: F32, kept: F32, lanes: Lanes, exponents: I8, left_out: BOOL) -> None:
         """Make the rounding error of these fragments their residual, but for those left out."""
         loops = self.loops
         if loops is None or not loops.keep(vector, kept, lanes, exponents, left_out):

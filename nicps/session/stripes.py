@@ -30,6 +30,8 @@ _BANKS = 2
 _LAST_CONVERSION = (1 << 32) - 1
 #: The agent hears of so many batches at once, at most: if the program is held up then, the line has enough to send.
 _MOST_PARTS = 16
+#: So many batches of the own stripe are converted at once by compiled loops.
+_OWN_BATCHES = 16
 
 
 def stripe(fragments: int, rank: int, aggregators: int) -> range:
@@ -37,15 +39,21 @@ def stripe(fragments: int, rank: int, aggregators: int) -> range:
     return range(fragments * rank // aggregators, fragments * (rank + 1) // aggregators)
 
 
-def in_turn(fragments: int, batch: int, rank: int, aggregators: int) -> Iterator[range]:
+def in_turn(
+    fragments: int, batch: int, rank: int, aggregators: int, own_batch: int = 0
+) -> Iterator[range]:
     """All batches: those of the stripe of that rank first, then one of each other stripe in turn.
+
+    Those of that rank may have another size (default: the same), as nobody waits for one of them.
 
     A sum needs the lanes of all members. If each member converted the other stripes one after another, few sums would
     be whole before all members had converted most of their vectors.
     """
     stripes = [stripe(fragments, (rank + k) % aggregators, aggregators) for k in range(aggregators)]
+    sizes = own_batch or batch, *[batch] * (aggregators - 1)
     own, *others = [
-        [part[at : at + batch] for at in range(0, len(part), batch)] for part in stripes
+        [part[at : at + size] for at in range(0, len(part), size)]
+        for part, size in zip(stripes, sizes, strict=True)
     ]
     yield from own
     for turn in zip_longest(*others):
@@ -214,7 +222,11 @@ class StripedOffers:
         def write(first: int, count: int) -> None:
             self._quantiser.batch(vector, first, count, *to)
 
-        parts = in_turn(format.fragments, format.batch, rank, aggregators)
+        # The loops take any number of fragments, and each call has its cost in Python.
+        own_batch = format.batch * (
+            _OWN_BATCHES if stays and self._quantiser.loops is not None else 1
+        )
+        parts = in_turn(format.fragments, format.batch, rank, aggregators, own_batch)
         kept = len(stripe(format.fragments, rank, aggregators)) if stays else 0
         self._own.convert(round_, parts, write, kept)
 
@@ -237,7 +249,11 @@ class StripedOffers:
         Args:
             lost: (len(part),): where the sum is not finite.
         """
-        if self._vector is not None and self._quantiser.loops is not None and self._own.sent(self._round):
+        if (
+            self._vector is not None
+            and self._quantiser.loops is not None
+            and self._own.sent(self._round)
+        ):
             self._quantiser.keep_early(self._vector, part.start, *self._converted, lost)
 
     def drop(self) -> None:

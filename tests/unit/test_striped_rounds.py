@@ -5,6 +5,7 @@ nothing is lost. The programs of the kernel are a model (`tests/striped_memory.p
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -174,11 +175,10 @@ LISTS = ([1, 2, 3], [1, 3], [2], [1, 2, 3], [], [2, 3], [3], [1, 2], [1, 2, 3])
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("lanes", [1, 4 * 1440, 8 * 1440 + 77])
-@pytest.mark.parametrize("early", [False, True])
-def test_nothing_is_lost(stack: ExitStack, width: int, lanes: int, early: bool) -> None:
+def test_nothing_is_lost(stack: ExitStack, width: int, lanes: int) -> None:
     """All sums and what is left over are all the gradients that were counted, but for less than a unit each.
 
-    Whether residuals are computed as sums come makes no difference.
+    With the compiled loops residuals are computed as sums come, in every other round; it makes no difference.
     """
     members = Members(stack, 3, lanes, width)
     given, applied = np.zeros(lanes), np.zeros(lanes)
@@ -192,7 +192,7 @@ def test_nothing_is_lost(stack: ExitStack, width: int, lanes: int, early: bool) 
         commit = members.commit(round_, listed)
         if listed:
             members.gather(round_, listed)
-        for number in listed if early else ():
+        for number in listed if round_ % 2 else ():
             members.programs[number].expect(round_)
         applied += members.settle(commit).astype(np.float64)
         given += sum((vectors[number].astype(np.float64) for number in listed), np.zeros(lanes))
@@ -333,6 +333,8 @@ def test_a_residual_is_taken_back_if_the_round_is_dropped(stack: ExitStack, widt
     for _ in range(2):
         program.reducer.drop()
         taken_back(program, before[0], vectors[1])
+    if loops.LEAST_NUMBERS == 0:
+        assert math.isinf(program.residual.next_limit), "it may be rounded to another one now"
     for number, each in members.programs.items():
         each.offer(2, vectors[number])
     members.enter(VIEW + 1, (1, 2, 3))
