@@ -15,13 +15,13 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nicps.lab import Lab, LabSettings
+from nicps.lab import Lab, LabSettings, adding
 from nicps.lab.agents import AgentProcess, joined, open_folder
 from nicps.session.commands import await_result
 from trainer import weights
@@ -158,7 +158,11 @@ def main() -> int:
     parser.add_argument("--data", help="what the job's data() is given; default: NICPS_DATA")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--exchange", default="stripes", help="some of broadcast,stripes,switch")
+    parser.add_argument(
+        "--exchange",
+        default="stripes",
+        help="some of broadcast,stripes,switch; with `switch` the lab has a Linux box that adds",
+    )
     parser.add_argument("--lane", default="i32,i16,i8")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, help="JSON lines: what is there is not run again")
@@ -169,11 +173,15 @@ def main() -> int:
     source, runs = _JOBS / args.job, Runs(args.out)
     ways = [(x, lane) for x in args.exchange.split(",") for lane in args.lane.split(",")]
     common = {"quorum": 1.0, **dict(text.split("=", 1) for text in args.set)}
-    with (
-        open_folder("nicps-accuracy-") as folder,
-        Lab(LabSettings("accuracy", args.hosts, _RATE_BPS)) as lab,
-        joined(lab, lab.hosts, folder) as agents,
-    ):
+    adds = any(exchange == "switch" for exchange, _ in ways)
+    shape = LabSettings("accuracy", args.hosts, _RATE_BPS, switch="xdp" if adds else "bridge")
+    with ExitStack() as stack:
+        folder = stack.enter_context(open_folder("nicps-accuracy-"))
+        lab = stack.enter_context(Lab(shape))
+        if adds:
+            stack.enter_context(adding.serving(lab, log=folder / "switch.log"))
+        trust = adding.trusting(None) if adds else []
+        agents = stack.enter_context(joined(lab, lab.hosts, folder, *trust))
         for seed in range(1, args.seeds + 1):
             settings = {**common, "seed": seed}
             prepared = Prepared(source, folder / f"seed-{seed}", args.data, settings)
