@@ -42,7 +42,7 @@ class Watched:
 
     def _tap(self, sender: int, to: int, frame: wire.Frame) -> bool:
         if sender == 2:
-            self.watch.say(self.members.now, frame)
+            self.watch.note_sent(self.members.now, frame)
         elif to == 2:
             self.watch.hear(self.members.now, VIEW.members[sender - 1].mac, frame.pack())
         return False
