@@ -155,7 +155,7 @@ nicps_gather_in(struct ethhdr *ethernet, struct nicps_header *header,
 	nicps_release(&gather->claim);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_SUMMED);
-	nicps_tell_count(channel->clock, sender->channel, tag, nicps_leave(progress),
+	nicps_post_count(channel->clock, sender->channel, tag, nicps_leave(progress),
 			 bpf_ntohl(body->fragments));
 	return nicps_answer(ethernet, header, NICPS_TYPE_SUM, config->everybody, end,
 			    config);

@@ -66,10 +66,10 @@ static __always_inline u32 nicps_leave(struct nicps_progress *progress)
 }
 
 /*
- * Whether the agent is told of a sum: of the last, of some before it, and of
+ * Whether the agent must be told of a sum: of the last, of some before it, and of
  * more towards the end, where no later sums show that one was lost.
  */
-static __always_inline bool nicps_is_told(u32 clock, u32 count, u32 fragments)
+static __always_inline bool nicps_count_is_due(u32 clock, u32 count, u32 fragments)
 {
 	s32 left = fragments - count;
 	u32 step = clock;
@@ -83,8 +83,8 @@ static __always_inline bool nicps_is_told(u32 clock, u32 count, u32 fragments)
 	return step && count % step == 0;
 }
 
-/* A sum has been counted. */
-static __always_inline void nicps_tell_count(u32 clock, u32 channel, u64 tag, u32 count,
+/* A sum has been counted: wake the agent if it must be told of this one. */
+static __always_inline void nicps_post_count(u32 clock, u32 channel, u64 tag, u32 count,
 					     u32 fragments)
 {
 	struct nicps_bell bell = {
@@ -94,7 +94,7 @@ static __always_inline void nicps_tell_count(u32 clock, u32 channel, u64 tag, u3
 		.channel = channel,
 	};
 
-	if (nicps_is_told(clock, count, fragments))
+	if (nicps_count_is_due(clock, count, fragments))
 		nicps_wake(&bell);
 }
 
@@ -206,7 +206,7 @@ static __always_inline int nicps_take_in(struct nicps_cursor *cursor,
 	nicps_count(NICPS_COUNT_ADDED);
 	count = nicps_leave(progress);
 	if (sum)
-		nicps_tell_count(config->clock, 0, tag, count, fragments);
+		nicps_post_count(config->clock, 0, tag, count, fragments);
 	return count == fragments ? XDP_PASS : XDP_DROP;
 }
 

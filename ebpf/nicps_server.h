@@ -169,7 +169,7 @@ static __always_inline int nicps_contribute(struct nicps_contribution *body,
 	NICPS_STALL(ADDED);
 	nicps_count(last ? NICPS_COUNT_SUMMED : NICPS_COUNT_GATHERED);
 	if (last)
-		nicps_tell_count(config->clock, 0, tag, nicps_leave(progress),
+		nicps_post_count(config->clock, 0, tag, nicps_leave(progress),
 				 spot.fragments);
 	answer->number = body->number;
 	nicps_fill_answer(answer, version, 0, NICPS_REFUSAL_NONE);

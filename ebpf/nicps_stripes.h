@@ -143,7 +143,7 @@ nicps_store_sum(struct ethhdr *ethernet, struct nicps_header *header,
 	nicps_release(&sum->claim);
 	ring->heard_ns = bpf_ktime_get_coarse_ns();
 	nicps_count(NICPS_COUNT_STORED);
-	nicps_tell_count(channel->clock, sender->channel, tag, nicps_leave(progress),
+	nicps_post_count(channel->clock, sender->channel, tag, nicps_leave(progress),
 			 bpf_ntohl(body->fragments));
 	return nicps_send_next(ethernet, header, body, payload, end, member, sender,
 			       channel, config);

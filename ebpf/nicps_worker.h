@@ -66,7 +66,7 @@ static __always_inline int nicps_acknowledge(const struct nicps_push *body, u32 
 		return NICPS_COUNT_DUPLICATE;
 	}
 	nicps_count(NICPS_COUNT_ACKNOWLEDGED);
-	nicps_tell_count(config->clock, 0, number, nicps_leave(progress), fragments);
+	nicps_post_count(config->clock, 0, number, nicps_leave(progress), fragments);
 	return NICPS_ENTERED;
 }
 
@@ -113,7 +113,7 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 	nicps_note_heard(ring, sender, config);
 	NICPS_STALL(ADDED);
 	nicps_count(NICPS_COUNT_STORED);
-	nicps_tell_count(config->clock, 0, number, nicps_leave(progress), config->room);
+	nicps_post_count(config->clock, 0, number, nicps_leave(progress), config->room);
 	if (body->staleness)
 		nicps_acknowledge(body, index, fragments, sender, config);
 	return XDP_DROP;

@@ -95,10 +95,11 @@ class Exchange:
         Raises:
             ValueError: there is none.
         """
-        for exchange in (cls.BROADCAST, cls.STRIPES, cls.SWITCH, cls.LINUX_SWITCH, cls.SERVERS):
-            if exchange.name == name:
-                return exchange
-        raise ValueError(f"{name!r} is not an exchange: broadcast, stripes or switch")
+        kinds = cls.BROADCAST, cls.STRIPES, cls.SWITCH, cls.LINUX_SWITCH, cls.SERVERS
+        by_name = {exchange.name: exchange for exchange in kinds}
+        if name not in by_name:
+            raise ValueError(f"{name!r} is not an exchange; there are {', '.join(by_name)}")
+        return by_name[name]
 
     def to_json(self) -> bool:
         """The value of the keys `adding` (of a decision and a phase) and `added` (of a commit)."""

@@ -80,7 +80,7 @@ class Source:
         Yields:
             The order less what has come.
         """
-        left, wait = [*order], Parts._wait_for_news
+        left, wait = [*order], Parts._wait_for_change
 
         def arrive(parts: Parts, seen: int) -> int:
             if seen >= 0 and seen == parts._count:
@@ -88,7 +88,7 @@ class Source:
                 self.arrive(left.pop(0))
             return wait(parts, seen)
 
-        with patch.object(Parts, "_wait_for_news", arrive):
+        with patch.object(Parts, "_wait_for_change", arrive):
             yield left
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from trainer import script, startup
 from trainer.errors import JobError
 from trainer.job import Blame, load
-from trainer.prepare import files_of, told
+from trainer.prepare import explain_files, files_of
 from trainer.settings import Settings, merge
 
 
@@ -46,7 +46,7 @@ def _check(folder: Path, name: str, *about: str) -> None:
             pass
         code = (folder / name).read_bytes()
     except OSError as error:
-        raise JobError(told(error, folder, Path(os.devnull))) from None
+        raise JobError(explain_files(error, folder, Path(os.devnull))) from None
     with Blame(folder, name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the program itself says them
         compile(code, str(folder / name), "exec", dont_inherit=True)

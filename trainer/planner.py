@@ -40,7 +40,7 @@ class Planner:
         self._seconds: list[float] = []  # of the steps since the phase has begun
         self._rest = 0.0
         self.predicted: float | None = None
-        self._news: Plan | None = None
+        self._undescribed: Plan | None = None
 
     # ---- what is measured
 
@@ -123,7 +123,7 @@ class Planner:
         self._review.plan = kept  # as it is measured now
         if not self._review.take(trained, hosts, plan, kept.seconds):
             plan = kept
-        self.predicted, self._news = plan.seconds + self._rest, plan
+        self.predicted, self._undescribed = plan.seconds + self._rest, plan
         rounds = parts.rounds_of(plan)
         return rounds if rounds != parts.fragments else []
 
@@ -143,7 +143,7 @@ class Planner:
     @property
     def described(self) -> str:
         """What was worked out last, for people; empty once it was asked for."""
-        plan, self._news = self._news, None
+        plan, self._undescribed = self._undescribed, None
         if plan is None or self.predicted is None:
             return ""
         shares = " ".join(f"{share:.0%}" for share in plan.shares)

@@ -75,10 +75,10 @@ def prepare(
                 return _prepare(Path(unpacked), out, data, overrides, resume, packed)
             return _prepare(source.resolve(), out, data, overrides, resume, packed)
     except OSError as error:
-        raise JobError(told(error, source, out)) from None
+        raise JobError(explain_files(error, source, out)) from None
 
 
-def told(error: OSError, source: Path, out: Path) -> str:
+def explain_files(error: OSError, source: Path, out: Path) -> str:
     """What could not be read or written, in one line; what is in `source` was to be read."""
     path = Path(error.filename or out).absolute()
     read = path.is_relative_to(source.absolute()) or path.is_relative_to(source.resolve())

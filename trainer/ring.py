@@ -42,7 +42,7 @@ class _Step:
 
     Attributes: `start`; `offered`, when its gradient had gone out; `clipped`, gradients before it that were too long;
     `samples` that it has worked, and the sum of their losses; `foreseen`, what comes after it, where that is known
-    before its sum is there; `told`, what goes into its row about the next step's forward pass.
+    before its sum is there; `spans`, what goes into its row about the next step's forward pass.
     """
 
     start: float
@@ -51,7 +51,7 @@ class _Step:
     loss_sum: float = 0.0
     offered: float = 0.0
     foreseen: Foreseen | None = None
-    told: dict[str, Any] = field(default_factory=dict)
+    spans: dict[str, Any] = field(default_factory=dict)
 
     @property
     def loss(self) -> float | None:
@@ -248,7 +248,7 @@ class Ring:
         assert self._updates is not None and isinstance(exchanger, InFlows)
         self._updates.wait()
         exchanged = exchanger.collect()
-        step.told = self._updates.told(exchanger.parts)
+        step.spans = self._updates.describe_spans(exchanger.parts)
         if self._planner is not None:
             of = self._updates.waited, self._updates.updating, self._updates.needed
             self._planner.end_forward(self._clock(), *of, exchanger.times)
@@ -324,7 +324,7 @@ class Ring:
                 "t_commit": exchanged.committed,
                 "t_end": end,
                 **planned,
-                **step.told,
+                **step.spans,
             }
         )
         self._journal.report(commit.round, commit.samples, end - step.start, share.clipped)

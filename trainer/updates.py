@@ -137,7 +137,7 @@ class Updates:
         self._need = None
         self._way.wait()
 
-    def told(self, parts: Parts) -> dict[str, list[list[Any]]]:
+    def describe_spans(self, parts: Parts) -> dict[str, list[list[Any]]]:
         """For metrics.jsonl, since `promise`: `waits` (from, to, the module that needed its parameters, their channel)
         and `updates` (from, to), on the clock.
 

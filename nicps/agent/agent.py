@@ -239,6 +239,7 @@ class Agent:
                 act.CloseStream: executor.close_stream,
                 act.RemoveState: executor.remove_state,
                 act.CloseSubmission: preparation.close,
+                act.GroupCalled: self._groups.note_call,
                 act.BeginTask: executor.begin_task,
                 LaunchScript: self._scripts.launch,
                 act.Log: notifier.log,

@@ -75,7 +75,7 @@ class FlowWatch:
         if view.members[header.sender - 1].mac == source:
             self._note(now, header)
 
-    def say(self, now: float, frame: wire.Frame) -> None:
+    def note_sent(self, now: float, frame: wire.Frame) -> None:
         """This host sends a frame."""
         if isinstance(frame.body, wire.Want) and isinstance(self._node.ring, ChannelledRing):
             self._note(now, frame.header)

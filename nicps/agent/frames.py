@@ -169,7 +169,7 @@ class Frames:
         """
         data, token = action.frame.pack(), action.frame.body
         if not isinstance(token, wire.Token):
-            self._flows.say(self._driver.now, action.frame)
+            self._flows.note_sent(self._driver.now, action.frame)
             self.send_control(data)
             return
         self._dataplane.maps.saw(token.generation, token.hop)

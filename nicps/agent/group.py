@@ -14,6 +14,7 @@ from nicps.agent.preparation import Preparation
 from nicps.agent.program import Program
 from nicps.dataplane import DataPlane
 from nicps.errors import NetworkProblem, NicpsError
+from nicps.job.actions import GroupCalled
 from nicps.job.plan import is_group
 from nicps.job.under_way import UnderWay
 from nicps.protocol import Group, NodeState
@@ -30,14 +31,13 @@ assert _ROOM <= MOST_SIZED
 class _Waiting:
     """A program that waits, and the end of its wait.
 
-    `calls`: of the group that it is to join late, up to the time `heard`.
+    `heard`: when the group that it wants to come into late was last heard of.
     """
 
     peer: Peer
     wanted: JoinGroup
     until: float
     heard: float
-    calls: int
 
 
 class Groups:
@@ -67,7 +67,7 @@ class Groups:
             self._dataplane.check_interface()
         self._driver.life.roles.publisher.other_job = ""  # its lead now answers our calls
         now, life = self._driver.now, self._driver.life
-        self._waiting = _Waiting(peer, wanted, now + wanted.timeout_s, now, life.late_calls)
+        self._waiting = _Waiting(peer, wanted, now + wanted.timeout_s, now)
         life.comes_late = (wanted.name, wanted.size) if wanted.late else None
         self.tick()
 
@@ -75,6 +75,12 @@ class Groups:
     def waiting(self) -> bool:
         """Whether a program waits because its group has not formed."""
         return self._waiting is not None and not self._waiting.wanted.late
+
+    def note_call(self, call: GroupCalled) -> None:
+        """The lead of a group under way calls: it may be the one that a program here wants to come into."""
+        waiting = self._waiting
+        if waiting is not None and call.group.is_for(waiting.wanted.name, waiting.wanted.size):
+            waiting.heard = self._driver.now
 
     def forget(self, peer: Peer) -> None:
         """A connection has ended."""
@@ -119,11 +125,9 @@ class Groups:
         )
 
     def _watch_calls(self, waiting: _Waiting) -> None:
-        """The lead of the group calls hosts that stand by, for as long as the group exists."""
+        """The lead of the group calls hosts on standby, for as long as the group exists (`note_call`)."""
         life, now = self._driver.life, self._driver.now
-        heard = waiting.calls != life.late_calls or life.node.state is NodeState.MEMBER
-        waiting.calls = life.late_calls
-        if heard or life.part is not None:
+        if life.part is not None or life.node.state is NodeState.MEMBER:
             waiting.heard = now
         elif now >= waiting.heard + _UNHEARD_S:
             raise NetworkProblem(

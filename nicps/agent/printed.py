@@ -32,8 +32,8 @@ class Printed:
         # Of each run of bytes of one file: where it ends in the stream, which file it is, where it begins there.
         self._ends, self._of, self._at = array("Q"), array("B"), array("Q")
 
-    def look(self) -> int:
-        """Read what has been printed since; return `size`."""
+    def measure(self) -> int:
+        """Count what has been printed since; return `size`."""
         for stream, path in zip(_STREAMS, self._paths, strict=True):
             try:
                 size = path.stat().st_size

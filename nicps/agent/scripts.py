@@ -161,7 +161,7 @@ class Scripts:
         now = self._driver.now
         if self._run is not None:
             if self._run.started is not None:
-                self._run.started.shown.tell(Error.of(JobFailed("another job or run has begun")))
+                self._run.started.shown.send(Error.of(JobFailed("another job or run has begun")))
             self._close(self._run)
         job, base = self._executor.job, None
         assert job is not None
@@ -190,7 +190,7 @@ class Scripts:
             shown = Shown(self._control, action.job, action.submission)
             run.started = _Started(shown, now, others)
             names = tuple(name for name, _ in action.hosts)
-            shown.tell(Launched(action.job, names))
+            shown.send(Launched(action.job, names))
             if action.submission and not shown.waiting:
                 self.cancel("`nicps run` was ended")  # while the files were handed out
         try:
@@ -219,9 +219,9 @@ class Scripts:
             finally:
                 os.close(fd)
         log(f"run {run.launch.job}: the script ended with exit code {report['code']}")
-        self._keep(run, partial(self._tell_end, run, report))
+        self._keep(run, partial(self._make_report, run, report))
 
-    def _tell_end(self, run: _Run, report: dict[str, Any]) -> None:
+    def _make_report(self, run: _Run, report: dict[str, Any]) -> None:
         """Make the report once the files of the script are kept, or cannot be."""
         if run.left.why:
             report["not_kept"] = run.left.why
@@ -297,7 +297,7 @@ class Scripts:
             run.told_at = now
             for rank in set(range(len(run.launch.hosts))) - {run.launch.rank}:
                 self._send(run, ScriptStep.KILL, 0, rank)
-        run.sender.note_output(run.printed.look(), ended=run.report is not None)
+        run.sender.note_output(run.printed.measure(), ended=run.report is not None)
         for piece in run.sender.due(now):
             tail = self._read(run, piece)
             if piece.step == ScriptStep.OUTPUT and len(tail) < piece.length:
@@ -370,7 +370,7 @@ class Scripts:
         }
         told = {host.weights for host in started.found.values() if host.weights}
         if started.ends is not None:
-            started.shown.tell(Error.of(started.ends))
+            started.shown.send(Error.of(started.ends))
         else:
             result = {
                 "job_id": run.launch.job,
@@ -382,7 +382,7 @@ class Scripts:
                 "folder": str(self._settings.runs / run.launch.job),
                 "not_kept": {n: h.not_kept for n, h in started.found.items() if h.not_kept},
             }
-            started.shown.tell(Result(result))
+            started.shown.send(Result(result))
         self._close(run)
 
     # ---- the end
@@ -415,7 +415,7 @@ class Scripts:
             self.cancel("the agent stops")
             for other in run.started.others.values():
                 self._send(run, ScriptStep.KILL, 0, other.rank)
-            run.started.shown.tell(Error.of(Cancelled("the agent of this host has stopped")))
+            run.started.shown.send(Error.of(Cancelled("the agent of this host has stopped")))
         self._close(run)
 
     def _kill(self, run: _Run) -> None:
@@ -429,7 +429,7 @@ class Scripts:
         """Keep the files that it has left, once no process writes any more."""
 
         def begin() -> None:
-            run.printed.cut(run.printed.look())
+            run.printed.cut(run.printed.measure())
             self._loop.background(run.left.keep, then)
 
         run.left.begun = True

@@ -42,7 +42,7 @@ class Shown:
         """So many bytes have not been read that no more output is accepted."""
         return max((peer.channel.backlog for peer in self.waiting), default=0) > _MOST_BACKLOG
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; after a result or an error no message follows."""
         for peer in self.waiting:
             self._control.post(peer, message)
@@ -56,11 +56,11 @@ class Shown:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self._decoders[host, stream] = decoder
         if text := decoder.decode(piece):
-            self.tell(Output(self._job, host, text, stream.name.lower()))
+            self.send(Output(self._job, host, text, stream.name.lower()))
 
     def forward_own(self, host: str, printed: Printed) -> None:
         """Send the new output of this host's script."""
-        size = printed.look()
+        size = printed.measure()
         while self.waiting and not self.full:
             stream = printed.stream(self._own_seen)
             piece = printed.read(self._own_seen, _PIECE)
@@ -73,4 +73,4 @@ class Shown:
 
     def has_own(self, printed: Printed) -> bool:
         """All output of this host's script was forwarded, or no command waits for it."""
-        return self._own_seen >= printed.look() or not self.waiting
+        return self._own_seen >= printed.measure() or not self.waiting

@@ -174,7 +174,7 @@ def _watch(agent: AgentProcess, lead: Metrics) -> Return:
     def said(text: bytes) -> bool:
         return text in agent.log.read_bytes()[at:]
 
-    def there(name: str) -> bool:
+    def exists(name: str) -> bool:
         pattern = f"nicps-{agent.process.pid}-*/{name}"
         return next(work.glob(pattern), None) is not None
 
@@ -187,11 +187,11 @@ def _watch(agent: AgentProcess, lead: Metrics) -> Return:
     looks: dict[str, Callable[[], bool]] = {
         "agent answers": agent.answers,
         "in the view": lambda: said(b": view "),
-        "files here": lambda: there("work/prepared.json"),
-        "program started": lambda: there("trainer.log"),
-        "model built": lambda: there("work/out/metrics.jsonl"),
-        "state here": lambda: there("work/state.npz"),
-        "state loaded": lambda: not there("work/state.npz"),
+        "files here": lambda: exists("work/prepared.json"),
+        "program started": lambda: exists("trainer.log"),
+        "model built": lambda: exists("work/out/metrics.jsonl"),
+        "state here": lambda: exists("work/state.npz"),
+        "state loaded": lambda: not exists("work/state.npz"),
         "gradient counted": counted,
     }
     done: dict[str, float] = {}

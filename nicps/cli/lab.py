@@ -302,25 +302,25 @@ def _fault(args: argparse.Namespace) -> int:
         lab.clear(args.hosts)
     else:
         lab.fault(args.hosts, **given)
-    return _tell_faults(lab)
+    return _print_faults(lab)
 
 
 def _lose_next(args: argparse.Namespace) -> int:
     lab = Lab.open(args.lab)
     lab.lose_next(args.hosts, wire.FrameType[args.type.upper()], args.count)
-    return _tell_faults(lab)
+    return _print_faults(lab)
 
 
 def _cut(args: argparse.Namespace) -> int:
     lab = Lab.open(args.lab)
     lab.cut(args.hosts)
-    return _tell_faults(lab)
+    return _print_faults(lab)
 
 
 def _heal(args: argparse.Namespace) -> int:
     lab = Lab.open(args.lab)
     lab.heal()
-    return _tell_faults(lab)
+    return _print_faults(lab)
 
 
 def _link(args: argparse.Namespace) -> int:
@@ -336,7 +336,7 @@ def _signal(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_faults(lab: Lab) -> int:
+def _print_faults(lab: Lab) -> int:
     told = lab.faults()
     for line in _aligned([(host, faults_text(told[host])) for host in told]):
         print(line)

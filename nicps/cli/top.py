@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
         )
     with connect(args.socket) as channel:
         if args.once:
-            looks = [_look(channel)]
+            looks = [_ask_status(channel)]
             for _ in range(_ONCE_LOOKS):
                 time.sleep(args.interval / _ONCE_LOOKS)
-                looks.append(_look(channel))
+                looks.append(_ask_status(channel))
             _print(looks)
         elif sys.stdout.isatty():
             _show(channel, args.interval)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _look(channel: Channel) -> Status:
+def _ask_status(channel: Channel) -> Status:
     return ask(channel, AskStatus(), Status)
 
 
@@ -90,7 +90,7 @@ def _statuses(channel: Channel, interval: float) -> Iterator[list[Status]]:
     """The statuses of the last seconds, each time with a new one."""
     looks: deque[Status] = deque(maxlen=2 + int(_WINDOW_S / interval))
     while True:
-        looks.append(_look(channel))
+        looks.append(_ask_status(channel))
         yield list(looks)
 
 

@@ -130,7 +130,7 @@ def still_usable(name: str) -> None:
 
 
 def explain_send(name: str, error: OSError) -> NicpsError:
-    """The error to raise for a frame that the kernel did not take; None for a full queue."""
+    """The error to raise for a frame that the kernel did not take, for another reason than a full queue."""
     if error.errno == errno.ENETDOWN:
         return InterfaceDown(f"interface {name} has gone down")
     if error.errno in (errno.ENXIO, errno.ENODEV):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from nicps.job.script import LaunchScript
 from nicps.job.slow_work import Task
+from nicps.job.under_way import UnderWay
 from nicps.protocol import Committed, Narrow, Phase, Send, SendFragments, SendServed, View
 from nicps.session import shared_form
 from nicps.session.fields import Message
@@ -326,6 +327,13 @@ class CloseSubmission:
     submission: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupCalled:
+    """The lead of a group under way calls hosts on standby: a program here may wait for that."""
+
+    group: UnderWay
+
+
 # ---- users
 
 
@@ -396,6 +404,7 @@ Action: TypeAlias = (
     | CloseStream
     | RemoveState
     | CloseSubmission
+    | GroupCalled
     | LaunchScript
     | Log
     | Publish

@@ -19,6 +19,7 @@ from nicps.job.actions import (
     CloseStream,
     DropFragments,
     EnterView,
+    GroupCalled,
     Log,
     RunHook,
     Source,
@@ -30,6 +31,7 @@ from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
 from nicps.job.slow_work import StreamSize
 from nicps.job.text import one_line
+from nicps.job.under_way import UnderWay
 from nicps.protocol import Node, Phase
 
 
@@ -114,6 +116,8 @@ class Dispatcher:
             case protocol.Answered():
                 orders = lead.course.host_answered(action) if lead else []
             case protocol.Called(job):
+                if (group := UnderWay.read(job)) is not None:
+                    self._out.append(GroupCalled(group))
                 called = part is not None and part.id == job != roles.declined
                 orders = part.start_missing_program(now) if part and called else []
             case protocol.NoProgress():

@@ -39,8 +39,7 @@ class Life:
         receiver: the fragments that have arrived (the kernel's maps).
         nonce: fresh random 64-bit numbers, never 0.
 
-    Attributes: `comes_late`, name and size of the group under way that a program here wants to join; `late_calls`, the
-    number of calls of that group's lead.
+    Attributes: `comes_late`, name and size of the group under way that a program here wants to join.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Life:
         self._leaves_by = math.inf  # this host leaves then, if a user wants it
         self._awaited = False  # all members wait for the rest of this host's gradient
         self.comes_late: tuple[str, int] | None = None
-        self.late_calls = 0
 
     # ---- read by others
 
@@ -108,7 +106,6 @@ class Life:
             return self.part.stage
         if self.comes_late is None or not group.is_for(*self.comes_late):
             return None
-        self.late_calls += 1
         return wire.Stage.NOTHING
 
     # ---- events: frames, the kernel, time

@@ -25,6 +25,9 @@ MOST_FRAGMENTS = 1 << 26  # of a round, as `Phase.check` has it
 #: Key of a member's answer to a training phase with stripes: the reason why its kernel takes none.
 REFUSED = "refused"
 
+#: The exchanges that a job's setting `exchange` can name; it can be `auto`, too.
+_NAMED = Exchange.BROADCAST, Exchange.STRIPES, Exchange.SWITCH
+
 _STOP_BYTES = 900  # of the reason, as JSON in a frame
 
 _ALL = (1 << 31) - 1  # a quorum that needs every member
@@ -156,14 +159,11 @@ class Plan:
             return Exchange.STRIPES
         if name == "auto":
             return own if own.needs_trust else Exchange.STRIPES
-        try:
-            exchange = Exchange.named(name)
-            if exchange.central:
-                raise ValueError(f"{name!r} is not a setting: name `switch`")
-            if exchange.served:
-                raise ValueError(f"{name!r} is not a setting")
-        except ValueError as error:
-            raise JobFailed(f"the job's exchange: {error}, or auto") from None
+        exchange = next((each for each in _NAMED if each.name == name), None)
+        if exchange is None:
+            raise JobFailed(
+                f"the job's exchange is {name}, and it must be auto, broadcast, stripes or switch"
+            )
         if not exchange.needs_trust or own.needs_trust:
             return exchange
         if believes_switch:

@@ -303,7 +303,7 @@ class Program:
         self._owed.unjudged = False
         if self.duty == "judge":
             self.duty = ""
-        # Said again as a phase begins, after a view may have swallowed it, it excuses nothing in that phase.
+        # Repeated as a phase begins, after a view may have swallowed it, it excuses nothing in that phase.
         if what not in ("continue", "more") and round_ >= self._first_round:
             self.excuse()  # the lead goes on once all do something else
 

@@ -208,7 +208,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A lead calls this host back into a job that it may have a part of (R20)."""
+    """A lead calls hosts on standby into a job or a group (R20): this host, too, which may have a part of it."""
 
     job: str
 

@@ -90,9 +90,8 @@ class Admission:
         if stage is None:
             return [Called(job)]
         self._departure.declined = ""  # it is another job
-        if stage is wire.Stage.NOTHING:
-            return [self._answer(nonce, stage)]
-        self._asked = now  # it is the job that this host has a part of
+        if stage is not wire.Stage.NOTHING:  # it is the job that this host has a part of
+            self._asked = now
         return [Called(job), self._answer(nonce, stage)]
 
     def on_answer(self, now: float, source: bytes, frame: wire.Frame) -> Steps:

@@ -207,9 +207,9 @@ class ChannelledRing(Ring):
 
     def enter(self) -> list[Action]:
         """This view is in force here. If the step's list stands, a member outside it is told so."""
-        return self._tell_excluded()
+        return self._close_excluded()
 
-    def _tell_excluded(self) -> list[Action]:
+    def _close_excluded(self) -> list[Action]:
         step = self.step
         shares = self.phase.shares[self.number - 1]
         if step is None or not shares or not step.excludes(self.number):
@@ -222,7 +222,7 @@ class ChannelledRing(Ring):
         if of is not None and self._restraint.holds(now, offer):
             return []
         if of is None or not of.offer(offer):
-            return [*self._tell_excluded()]
+            return [*self._close_excluded()]
         return self._go_on(now)
 
     def read(self, now: float, round_: int, digest: int, channel: int = 0) -> Steps:

@@ -17,7 +17,7 @@ class Readmission:
     """Every member keeps the rejoin back-off of each host, so that it outlives the lead.
 
     Attributes: `job`, the name of the job that is led from here; `calls`, hosts are called for it; `closed`, it admits
-    nobody who is not in the list.
+    no host that is not in the list.
     """
 
     def __init__(self, host: LocalHost, timings: Timings, nonce: Callable[[], int]) -> None:

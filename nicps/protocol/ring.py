@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One member's part in the ring: the token (R9, R10, R16) and the round that closes in two turns (R11 to R13).
 
-A round is open while gradients may still join. The holder who sees the quorum closes the list; in that turn each
-member marks itself complete or asks for what it lacks, and senders repair. Who finds all marked commits: the token
-goes on with the next round's number and carries the last list, so that the next turn tells everybody, also who
-missed the frame. See docs/protocol.md, "A round".
+A round is open while gradients may still join. The holder that sees the quorum closes the list. In that turn each
+member marks itself complete or asks for what it lacks, and senders repair. The holder that finds all members marked
+commits the round: the token goes on with the next round's number, and carries the last list. So the next turn tells
+all members, those too that missed a frame. See docs/protocol.md, "A round".
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Ring(RingParts):
         return steps + self._want_it(now)
 
     def _repeat(self, now: float) -> Steps:
-        """Say again what this member has announced, if it is time to."""
+        """Retransmit what this member has announced, if it is time to."""
         if now < self._announcer.due:
             return []
         return [*self._announcer.repeat(now), *self._act_or_want(now)]

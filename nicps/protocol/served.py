@@ -52,7 +52,7 @@ class Served:
         self._synchronises = phase.serving.every > 0
         self.go = GoesOn(phase, view, carried.goes_on)
         self._step, self._begun = carried.pending.step, carried.pending.begun
-        self._says = MarkTimer(timings)
+        self._wants = MarkTimer(timings)
         self._told = 0  # the round that all workers have read, as the lead was told
         self._tells_lost = self._leads and exchange.lacks_server
         exchange.goes_on = self.go.known
@@ -98,10 +98,10 @@ class Served:
                 steps.append(ReadByAll(round_ - 1))
             if not (control.held_back or go.may_begin(round_)):
                 go.hear(round_)
-                steps += self._say(now, wire.Flag.GOES_ON)
+                steps += self._send_want(now, wire.Flag.GOES_ON)
         self._exchange.goes_on = go.known
-        if self._waits and self._says.due() == math.inf:
-            steps += self._say(now)
+        if self._waits and self._wants.due() == math.inf:
+            steps += self._send_want(now)
         return steps + self._begin(now)
 
     def _begin(self, now: float) -> Steps:
@@ -142,8 +142,8 @@ class Served:
 
     def read(self, now: float) -> Steps:
         """The training program has read what was pulled: the others wait for that."""
-        self._says.reset_interval()
-        return self._say(now) if self._waits else []
+        self._wants.reset_interval()
+        return self._send_want(now) if self._waits else []
 
     def hear(self, now: float, frame: wire.Frame) -> Steps:
         """What a member's WANT says of a round that it has read, and of GO."""
@@ -158,20 +158,20 @@ class Served:
         steps: Steps = [*control.hear_read(sender, want)]
         # It says no more than that while it waits for GO.
         asks = self._leads and not flags and control.phase.first_round < round_ <= go.known
-        if asks and sender in self._workers and self._says.may_answer(now):
-            steps += self._say(now, wire.Flag.GOES_ON)
+        if asks and sender in self._workers and self._wants.may_answer(now):
+            steps += self._send_want(now, wire.Flag.GOES_ON)
         return steps
 
     def deadline(self) -> float:
         """When this member repeats what it has read, as it has not heard GO."""
-        return self._says.due() if self._waits else math.inf
+        return self._wants.due() if self._waits else math.inf
 
     def tick(self, now: float) -> Steps:
         """Time has passed."""
         if now < self.deadline():
             return []
-        self._says.back_off(now)
-        return self._say(now)
+        self._wants.back_off(now)
+        return self._send_want(now)
 
     @property
     def _waits(self) -> bool:
@@ -181,8 +181,8 @@ class Served:
         waits = reads and not (self._leads or control.frozen or control.token is None)
         return waits and not self.go.may_begin(control.round)
 
-    def _say(self, now: float, flags: int = 0) -> Steps:
-        self._says.said(now)
+    def _send_want(self, now: float, flags: int = 0) -> Steps:
+        self._wants.said(now)
         control, want = self._control, self._control.want(0)
         header = self._view.header(self._number, control.round, flags)
         told = Send(wire.Frame(header, want, ((),)))

@@ -92,7 +92,7 @@ class ServedRing(Ring):
         return min(super().deadline(), self._served.deadline())
 
     def tick(self, now: float) -> Steps:
-        """As in other rings; and say again what has been read, where GO has not been heard."""
+        """As in other rings; and retransmit what has been read, where GO has not been heard."""
         return super().tick(now) + self._served.tick(now)
 
     def _is_beacon(self, frame: wire.Frame) -> bool:

@@ -97,7 +97,7 @@ class SwitchLink:
             return []
         if body.boot < self._boot:
             self._older_at = now
-            return self._say(OLDER, warns=True) if self._believes and not self.heard else []
+            return self._report(OLDER, warns=True) if self._believes and not self.heard else []
         steps = self._note_boot(now, body.boot)
         if body.step == wire.SwitchStep.HELLO:
             self._nonce = body.nonce
@@ -118,7 +118,7 @@ class SwitchLink:
         return self._ask_to_grant(now) + self._note_change()
 
     def tick(self, now: float) -> Steps:
-        """Grant what is due; forget what the switch has not said again."""
+        """Grant what is due; forget what the switch has not repeated."""
         if now < self.deadline():
             return []
         steps: Steps = []
@@ -130,7 +130,7 @@ class SwitchLink:
             self._two_at = -math.inf
         if now >= self._heard_at + FRESH_S and self.heard:
             self.heard = False
-            steps += self._say("the switch is not heard any more")
+            steps += self._report("the switch is not heard any more")
         return steps + self._note_change()
 
     def deadline(self) -> float:
@@ -156,14 +156,14 @@ class SwitchLink:
         elif before < self._older_at and now < self._older_at + FRESH_S:
             self._two_at = now
             text = "two switches that add are heard at once: neither is used"
-            steps += self._say(text, warns=True)
+            steps += self._report(text, warns=True)
         if not self.heard:
             self.heard = True
             there = "a switch that adds is there, and is believed"
-            steps += self._say(there if self._believes else UNBELIEVED)
+            steps += self._report(there if self._believes else UNBELIEVED)
         return steps
 
-    def _say(self, text: str, *, warns: bool = False) -> Steps:
+    def _report(self, text: str, *, warns: bool = False) -> Steps:
         if text == self._said:
             return []
         self._said = text

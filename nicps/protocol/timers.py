@@ -128,7 +128,7 @@ class MarkTimer:
         self._interval_s = self._first_s
 
     def may_answer(self, now: float, channel: int = 0) -> bool:
-        """Whether it may be said again for a member that has not heard it: answers to every copy would only grow."""
+        """Whether to retransmit it for a member that has not heard it: answers to every copy would only grow."""
         return now >= self._said_at.get(channel, -math.inf) + self._first_s / 4
 
 

@@ -181,8 +181,8 @@ class ViewChange:
             self._accepted, self._successor = order, successor
         # A proposer that repeats itself may hear nobody. It waits longest where nobody who promises has the state.
         timings = self._timings
-        patience = timings.state_s if place.standing.learns else timings.cut_s
-        if now <= self._progress_at + patience:
+        longest_s = timings.state_s if place.standing.learns else timings.cut_s
+        if now <= self._progress_at + longest_s:
             rank = self.view.rank_after(sender, self.number)
             self._take_over_at = now + (rank + 1) * self._takeover_s
         return [*steps, self._vote(place, body.step, body.ballot, source)]

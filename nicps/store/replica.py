@@ -209,7 +209,7 @@ class Replica:
         if self._queue and last is not None and last.number == self._queue[0].ask.number:
             turn.under_way = True
             turn.answers.append((at, self._queue[0], last))
-        self._look(turn, at)
+        self._answer_waiting(turn, at)
         self._go_on()
 
     # ---- frames
@@ -298,10 +298,10 @@ class Replica:
                 if not call.forgotten:
                     self._waiting.append(call)
         if ask.what not in READING:
-            self._look(turn, at)
+            self._answer_waiting(turn, at)
 
-    def _look(self, turn: _Turn, at: int) -> None:
-        """Whether the keys are there now that calls of this host wait for."""
+    def _answer_waiting(self, turn: _Turn, at: int) -> None:
+        """Answer the calls of this host that wait for keys, where those are there now."""
         answered = {id(call) for _, call, _ in turn.answers}
         for call in self._waiting:
             assert call.ask.what in WAITING

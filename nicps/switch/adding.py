@@ -142,7 +142,7 @@ class Adding:
             self._hear(now)
             self.refused["grant"] += 1
             if problem.hint and len(self._hinted) < wire.MAX_MEMBERS:
-                self._say_once(str(problem))
+                self._report_once(str(problem))
             return
         except WireError:
             self.refused["malformed"] += 1
@@ -178,7 +178,7 @@ class Adding:
             self._lines.append(self._describe())
         if self._heard_at is not None and now >= self._heard_at + _UNHEARD_S:
             self._heard_at = None
-            self._say_once(
+            self._report_once(
                 "hosts are here, and no majority has granted its view: hosts believe a switch with"
                 " `nicps join --trust-switch`, in a network with a key with `--switch-key`"
             )
@@ -229,11 +229,11 @@ class Adding:
             try:
                 self._places.grow(*self.room)
             except NoRoom as problem:
-                self._say_once(
+                self._report_once(
                     f"{problem}: the hosts that have begun anew train without this switch"
                 )
                 return
-        self._say(f"the hosts have begun anew with view {grant.granted.number}")
+        self._report(f"the hosts have begun anew with view {grant.granted.number}")
         self._begin_boot(now)
 
     def _enter(self, now: float, granted: Granted, heard: dict[int, Grant]) -> None:
@@ -264,7 +264,7 @@ class Adding:
             self._places.grow(*wanted)
         except NoRoom as problem:
             self._asked_room = wanted
-            self._say(f"{problem}: the hosts train without this switch")
+            self._report(f"{problem}: the hosts train without this switch")
             return
         self._asked_room = None
         self.room = wanted
@@ -289,7 +289,7 @@ class Adding:
 
     def _hear_switch(self, source: bytes, body: wire.Switch) -> None:
         if body.boot != self.boot and len(self._hinted) < wire.MAX_MEMBERS:
-            self._say_once(
+            self._report_once(
                 f"another switch that adds is here ({wire.mac_text(source)}): one of them must be stopped"
             )
 
@@ -320,10 +320,10 @@ class Adding:
         )
         return f"view {self.granted.number}: adding for {said}{rest}"
 
-    def _say(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         self._lines.append(line)
 
-    def _say_once(self, line: str) -> None:
+    def _report_once(self, line: str) -> None:
         if line not in self._hinted:
             self._hinted.add(line)
-            self._say(line)
+            self._report(line)

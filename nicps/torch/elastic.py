@@ -16,7 +16,7 @@ from nicps.collective import Group, GroupClosed, MemberLost
 from nicps.errors import UsageProblem
 from nicps.torch.backend import ProcessGroupNicps
 from nicps.torch.callbacks import callback
-from nicps.torch.waiting import says
+from nicps.torch.waiting import print_if_slow
 
 _QUIET_S = 3.0  # until a process that waits to come in says so
 _WAITS = "this process has come to a group that is under way: it waits until the other ranks call State.sync()"
@@ -67,7 +67,9 @@ class State:
 
     def _sync(self, group: Group) -> bool:
         handles = _renewed_of(group)
-        with says(_WAITS, _QUIET_S) if group.late or group.out else contextlib.nullcontext():
+        with (
+            print_if_slow(_WAITS, _QUIET_S) if group.late or group.out else contextlib.nullcontext()
+        ):
             admission = group.admit().result()
         if not admission.ranks:
             return False

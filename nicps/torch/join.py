@@ -19,7 +19,7 @@ from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.store import GroupStore
 from nicps.torch.tcp import Tcp
-from nicps.torch.waiting import says
+from nicps.torch.waiting import print_if_slow
 
 #: No device has this name: a group of Gloo's own is refused with it at once.
 NO_TCP = "no-tcp-between-the-hosts"
@@ -90,7 +90,7 @@ def form(size: int, rank: int | None, timeout: timedelta) -> Group:
     forming_s = min(max(seconds, _FORMING_S), 1e6)
     of = f"of {size} hosts" if size else "of all hosts"
     text = f"waits for the other ranks {of}: start the script on every host, as `nicps run` does"
-    with says(text, _QUIET_S):
+    with print_if_slow(text, _QUIET_S):
         return Group.form(
             size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds, late=True
         )

@@ -261,7 +261,7 @@ class Parts:
         self._due: dict[int, Due] = {}
         self._lock = threading.RLock()  # with it a thread may update, and sees no half of an update
         self._updating = False
-        self._news = (
+        self._changed = (
             threading.Condition()
         )  # a future is done; its thread must not wait for an update
         self._count = 0
@@ -273,7 +273,7 @@ class Parts:
         """From now on every call raises it; the first one counts."""
         if self._error is None:
             self._error = error
-        self._tell()
+        self._note_change()
 
     def check(self) -> None:
         """Raise what has failed."""
@@ -291,12 +291,12 @@ class Parts:
     def _arrived(self, future: Future[Any]) -> None:
         if error := failure(future):
             self.fail(error)
-        self._tell()
+        self._note_change()
 
-    def _tell(self) -> None:
-        with self._news:
+    def _note_change(self) -> None:
+        with self._changed:
             self._count += 1
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def offered(self) -> list[Due]:
         """Parts that wait for their sum or for `step()`, in the order of need."""
@@ -339,7 +339,7 @@ class Parts:
         wanted = frozenset(range(len(self.parts)) if indices is None else indices)
         seen = -1
         while not self._advance(wanted):
-            seen = self._wait_for_news(seen)
+            seen = self._wait_for_change(seen)
 
     def _advance(self, wanted: frozenset[int]) -> bool:
         """Carry out updates whose sums are there. Whether none of these parts waits for one any more."""
@@ -375,13 +375,13 @@ class Parts:
             self.updating += time.monotonic() - begun
         self._updated(due)
 
-    def _wait_for_news(self, seen: int) -> int:
+    def _wait_for_change(self, seen: int) -> int:
         if self._attend is not None:
             self._attend(lambda: self._count != seen)
             return self._count
         begun = time.monotonic()
-        with self._news:
-            self._news.wait_for(lambda: self._count != seen)
+        with self._changed:
+            self._changed.wait_for(lambda: self._count != seen)
             self.waited += time.monotonic() - begun
             return self._count
 
@@ -391,7 +391,7 @@ class Parts:
             self.check()
             if done():
                 return
-            seen = self._wait_for_news(seen)
+            seen = self._wait_for_change(seen)
 
 
 def _interrupted(part: Part) -> JobFailed:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def says(text: str, after_s: float) -> Iterator[None]:
+def print_if_slow(text: str, after_s: float) -> Iterator[None]:
     """Print `text` on stderr if what is done meanwhile takes longer."""
     timer = threading.Timer(after_s, print, [f"nicps: {text}"], {"file": sys.stderr, "flush": True})
     timer.daemon = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nicps import wire
@@ -16,19 +15,8 @@ from tests.simulator.stripes import Stripes
 
 if TYPE_CHECKING:
     from tests.simulator.channel_host import ChannelHost
-    from tests.simulator.channel_lan import ChannelLan
     from tests.simulator.kernel import Kernel
-
-
-class _LanOfPort:
-    """The LAN, with what was offered to that channel's rounds."""
-
-    def __init__(self, lan: ChannelLan, channel: int) -> None:
-        self._lan = lan
-        self.checks = SimpleNamespace(sums=lan.sums_of(channel))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lan, name)
+    from tests.simulator.sums import SumChecks
 
 
 class Port:
@@ -42,13 +30,17 @@ class Port:
         self.kernel = self
         self.taken: dict[tuple[int, int, int], set[int]] = {}
         self.stripes = Stripes(self)  # type: ignore[arg-type]
-        self.lan = _LanOfPort(host.lan, channel)
         self.mac, self.index, self.clock = host.mac, host.index, host.clock
         self._of: KernelState | None = None  # what `_state` was made of
         self._state: KernelState | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.host, name)
+
+    @property
+    def sum_checks(self) -> SumChecks:
+        """Those of this channel's rounds."""
+        return self.host.lan.sums_of(self.channel)
 
     @property
     def state(self) -> KernelState | None:

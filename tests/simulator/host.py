@@ -33,6 +33,7 @@ from tests.simulator.watch import About, Done, Watch, WatchedLife
 
 if TYPE_CHECKING:
     from tests.simulator.lan import Lan
+    from tests.simulator.sums import SumChecks
 
 _VIEW = struct.Struct(">I")
 _VIEW_AT = wire.Layout.of(wire.Header).offsets[wire.Layout.of(wire.Header).names.index("view")]
@@ -105,6 +106,11 @@ class Host:
     def receiver(self) -> Receiver:
         """What has arrived."""
         return Receiver(self.kernel)
+
+    @property
+    def sum_checks(self) -> SumChecks:
+        """What was offered to its rounds, and what that came to."""
+        return self.lan.checks.sums
 
     def at(self, channel: int) -> Any:
         """The host as the kernel's area of that channel has it."""

@@ -118,7 +118,7 @@ class Stripes:
                     self.numbers = number = self.numbers + 1
                     self.open.add(number)
                 else:
-                    host.lan.checks.sums.sent(host, action.round, index, own)
+                    host.sum_checks.sent(host, action.round, index, own)
                     lane = own.lane
                 if striped.type is not FrameType.SUM:
                     owner = owner_of(index, fragments, striped.aggregators)
@@ -331,7 +331,7 @@ class Stripes:
         if not self._is_offered(own, bank):
             return
         self.next[bank, frame.sender] = frame.round, index + 1
-        host.lan.checks.sums.sent(host, frame.round, index, own)
+        host.sum_checks.sent(host, frame.round, index, own)
         yield
         lane, to = own.lane, wire.SWITCH
         if frame.sender:

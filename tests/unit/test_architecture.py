@@ -27,6 +27,7 @@ class Import:
     where: str  # file and line
     module: str
     name: str | None
+    alias: str  # what the file calls it
 
     @property
     def top(self) -> str:
@@ -51,15 +52,13 @@ def imports_of(path: Path) -> Iterator[Import]:
         where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(where, alias.name, None)
+                yield Import(where, alias.name, None, alias.asname or alias.name)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{where}: imports are absolute"
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                if is_module(whole):
-                    yield Import(where, whole, None)
-                else:
-                    yield Import(where, str(node.module), alias.name)
+                whole, called = f"{node.module}.{alias.name}", alias.asname or alias.name
+                split = (whole, None) if is_module(whole) else (str(node.module), alias.name)
+                yield Import(where, *split, called)
 
 
 @cache
@@ -261,18 +260,24 @@ def large_classes(place: str) -> list[str]:
     files = {module_of(file): file for file in sorted((ROOT / place).rglob("*.py"))}
     classes = {module: classes_in(file) for module, file in files.items()}
     names = {
-        module: {found.name: found.module for found in imports_in(file) if found.name}
-        for module, file in files.items()
+        module: {found.alias: found for found in imports_in(file)} for module, file in files.items()
     }
 
     def whole(module: str, name: str) -> set[str]:
         """Attributes of what a file knows by that name; a package's `__init__` passes names on."""
         if name in classes.get(module, {}):
             cls = classes[module][name]
-            bases = [base.id for base in cls.bases if isinstance(base, ast.Name)]
-            return attributes(cls).union(*(whole(module, base) for base in bases))
-        source = names.get(module, {}).get(name)
-        return whole(source, name) if source is not None else set()
+            return attributes(cls).union(*(of_base(module, base) for base in cls.bases))
+        found = names.get(module, {}).get(name)
+        return whole(found.module, found.name) if found is not None and found.name else set()
+
+    def of_base(module: str, base: ast.expr) -> set[str]:
+        """`Base`, `module.Base`, or one of them with parameters in brackets."""
+        base = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(base, ast.Attribute):
+            found = names[module].get(ast.unparse(base.value))
+            return whole(found.module, base.attr) if found is not None else set()
+        return whole(module, base.id) if isinstance(base, ast.Name) else set()
 
     sizes = {(m, name): len(whole(m, name)) for m, found in classes.items() for name in found}
     return [f"{m}.{name}: {size}" for (m, name), size in sizes.items() if size > _MOST_ATTRIBUTES]
@@ -305,6 +310,26 @@ def test_bases_count_wherever_they_are_defined(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys.modules[__name__], "_MOST_ATTRIBUTES", len(whole) - 1)
     name = "nicps.protocol.exchange.stripes.StripesExchanger"
     assert f"{name}: {len(whole)}" in large_classes("nicps")
+
+
+@pytest.mark.parametrize(
+    ("imported", "base"),
+    [
+        ("from nicps.base import Base as Other", "Other[int]"),
+        ("from nicps import base as other", "other.Base"),
+        ("import nicps.base", "nicps.base.Base[int]"),
+    ],
+)
+def test_bases_count_however_they_are_named(
+    imported: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nicps").mkdir()
+    (tmp_path / "nicps/base.py").write_text("class Base(Generic[T]):\n    a: int\n    b: int\n")
+    derived = f"{imported}\nclass Derived({base}):\n    c: int\n"
+    (tmp_path / "nicps/derived.py").write_text(derived)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "_MOST_ATTRIBUTES", 2)
+    assert large_classes("nicps") == ["nicps.derived.Derived: 3"]
 
 
 def test_no_circle_among_files() -> None:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from nicps import wire
 from nicps.agent.status import awaited
+from nicps.exchange import Exchange
 from nicps.protocol.token import Line, TokenState
+from tests.ring_parts import VIEW, node_of, ring_of
 
 CONTRIBUTED, SKIPPED, COMPLETE = wire.Mark.CONTRIBUTED, wire.Mark.SKIPPED, wire.Mark.COMPLETE
 OPEN, CLOSING = wire.TokenState.OPEN, wire.TokenState.CLOSING
@@ -24,12 +25,13 @@ def waits(
     offered: tuple[int, ...] = (),
     round_: int = 5,
 ) -> set[int]:
-    lines = [Line(marks=mark) for mark in marks]
-    token = TokenState(1, 1, 1, 5, 0, 0, lines, state)
-    phase = SimpleNamespace(shares=shares)
-    ring = SimpleNamespace(token=token, round=round_, phase=phase, offered=frozenset(offered))
-    node: Any = SimpleNamespace(ring=ring, view=SimpleNamespace(live=frozenset(live)))
-    return set(awaited(node))
+    """As member 1 knows it, whose open round is `round_`."""
+    view = replace(VIEW, live=frozenset(live))
+    ring = ring_of(1, Exchange.STRIPES, quorum=24, first_round=round_, shares=shares, view=view)
+    ring._control.token = TokenState(1, 1, 1, 5, 0, 0, [Line(marks=mark) for mark in marks], state)
+    for number in offered:
+        ring._control.offers.hear(round_, number, 8, -20)
+    return set(awaited(node_of(1, ring, view)))
 
 
 def test_nobody_while_all_compute() -> None:

@@ -95,12 +95,19 @@ def sent(actions: object) -> list[tuple[tuple[tuple[int, int], ...], bool]]:
 # ---- what is so for everybody
 
 
-@pytest.mark.parametrize(
-    "kind", [Exchange.BROADCAST, Exchange.STRIPES, Exchange.SWITCH, Exchange.SERVERS]
+KINDS = (
+    Exchange.BROADCAST,
+    Exchange.STRIPES,
+    Exchange.SWITCH,
+    Exchange.LINUX_SWITCH,
+    Exchange.SERVERS,
 )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_exchange_is_found_by_its_name(kind: Exchange) -> None:
     assert Exchange.named(kind.name) is kind
-    with pytest.raises(ValueError, match="broadcast, stripes or switch"):
+    with pytest.raises(ValueError, match=f"{kind.name}(,|$)"):
         Exchange.named(kind.name.upper())
 
 

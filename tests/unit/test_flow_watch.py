@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from nicps.agent.flows import FlowWatch
 from nicps.job.contribution import Contribution
 from nicps.session.activity import ChannelActivity
 from tests.channelled import Members, phase_of
-from tests.ring_parts import START, VIEW
+from tests.ring_parts import START, VIEW, node_of
 
 pytestmark = pytest.mark.unit
 
@@ -29,25 +28,12 @@ class Notes:
         self.rows.append(row)
 
 
-class Node:
-    """Member 2's, as far as the watch asks it."""
-
-    number, view = 2, VIEW
-
-    def __init__(self, members: Members) -> None:
-        self.ring = members[2].ring
-
-    @property
-    def rounds(self) -> tuple[int, ...]:
-        return self.ring.rounds
-
-
 class Watched:
     """Three members, and the watch of member 2. Time passes between their offers."""
 
     def __init__(self, quorum: int = 12) -> None:
         self.members, self.notes = Members(phase_of(quorum)), Notes()
-        node: Any = Node(self.members)
+        node = node_of(2, self.members[2].ring)
         self.watch = FlowWatch(node, self.notes)  # type: ignore[arg-type]
         self.own = [Contribution() for _ in range(wire.MAX_CHANNELS)]
         self.members.lost = self._tap
@@ -56,7 +42,7 @@ class Watched:
 
     def _tap(self, sender: int, to: int, frame: wire.Frame) -> bool:
         if sender == 2:
-            self.watch.say(self.members.now, frame)
+            self.watch.note_sent(self.members.now, frame)
         elif to == 2:
             self.watch.hear(self.members.now, VIEW.members[sender - 1].mac, frame.pack())
         return False
@@ -214,6 +200,5 @@ def test_frames_of_others_and_of_other_rounds_are_not_noted() -> None:
 
 
 def test_without_channels_there_is_nothing_to_say() -> None:
-    node: Any = SimpleNamespace(ring=None, rounds=(1,), view=VIEW, number=2)
-    watch = FlowWatch(node, Notes())  # type: ignore[arg-type]
+    watch = FlowWatch(node_of(2, None), Notes())  # type: ignore[arg-type]
     assert watch.activity() == () and watch.awaited(0) == frozenset()

@@ -50,7 +50,7 @@ class Round:
 def test_a_window_without_anything_more_urgent_is_whole() -> None:
     over = Round({1: 40}, under_way=False)
     way = GivingWay(42, [over], LineFigures())
-    way.look()
+    way.find_urgent()
     assert way.window(1) == 42 and not way.waits
 
 
@@ -58,7 +58,7 @@ def test_it_leaves_the_more_urgent_ones_their_part_of_a_busy_line() -> None:
     line = LineFigures()
     line.note_round(0, 10_000, 0.002)
     way = GivingWay(42, [Round({1: 3, 2: 90}), Round({1: 4, 2: 0})], line)
-    way.look()
+    way.find_urgent()
     assert way.waits
     assert way.window(1) == 20 - 3 - 4
     assert way.window(2) == 1, "one fragment keeps bulk from starving"
@@ -68,7 +68,7 @@ def test_it_leaves_the_more_urgent_ones_their_part_of_a_busy_line() -> None:
 
 def test_before_anything_is_known_of_the_line_the_window_is_what_keeps_it_busy() -> None:
     way = GivingWay(42, [Round({1: 5})], LineFigures())
-    way.look()
+    way.find_urgent()
     assert way.window(1) == 37
 
 
@@ -89,7 +89,7 @@ def test_the_line_is_as_fast_as_in_the_best_of_the_last_ten_rounds_of_each_chann
 
 def test_what_is_lost_does_not_stop_a_small_window() -> None:
     way = GivingWay(42, [Round({1: 41})], LineFigures())
-    way.look()
+    way.find_urgent()
     stripe = Window(1, 0, 1000, here=10, sent=30, beyond=30, asked=10)
     assert way.room(stripe) == 31
     stripe.beyond = stripe.sent = 60

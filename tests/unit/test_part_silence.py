@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from nicps import wire
-from nicps.job import Life
+from nicps.exchange import Exchange
+from nicps.job import Life, LifeSettings
 from nicps.job.accumulators import Memory
 from nicps.job.actions import EndProgram, EnterPhase, ShowClosed
 from nicps.job.orders import RoundJudged, Warn
@@ -18,6 +17,8 @@ from nicps.job.part import Part
 from nicps.protocol import Offer
 from nicps.session import shared_form as says
 from tests.parts import ROUND, Host, training
+from tests.ring_parts import START, enter_ring, ring_of
+from tests.rooms import MAC, NoKernel
 
 pytestmark = pytest.mark.unit
 
@@ -332,23 +333,34 @@ def test_a_lead_that_has_judged_owes_no_more(why: str) -> None:
     assert silence.lasts(host.now) is None
 
 
-@pytest.mark.parametrize("prepares", [True, False])
-def test_nobody_waits_for_lanes_while_another_phase_is_prepared(prepares: bool) -> None:
+class Unconverted(NoKernel):
+    """No lane of this host's gradient is converted."""
+
+    def converted(self, round_: int, conversion: int, first: int, end: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("prepares", "queued", "ends"),
+    [(False, False, True), (True, False, False), (True, True, True)],
+    ids=["in a phase", "prepares another one", "fragments wait in its own queue"],
+)
+def test_nobody_waits_for_lanes_while_another_phase_is_prepared(
+    prepares: bool, queued: bool, ends: bool
+) -> None:
     """The plan of the phase to come has other areas: what was converted for the open round is gone with the old ones,
     though the program has done its part."""
-    in_force = training()
-    coming = training(number=4) if prepares else in_force
-    told: list[bool] = []
-    node = SimpleNamespace(
-        awaits_lanes=True, phase=coming, phase_in_force=in_force, deadline=lambda: 9.0
-    )
-    life = SimpleNamespace(
-        node=node,
-        part=SimpleNamespace(tick=lambda now, awaited: told.append(awaited) or []),
-        roles=SimpleNamespace(lead=None),
-        _dispatcher=SimpleNamespace(process=lambda *_: []),
-    )
-    Life.tick(cast(Life, life), 1.0)
-    assert told == [not prepares]
-    Life.tick(cast(Life, life), 1.0, awaited=True)
-    assert told[1:] == [True], "fragments wait in this host's own queue"
+    silence = Silence()
+    silence.builds(START)
+    silence.told(START, wire.PhaseKind.TRAIN)
+    silence.offers(START)
+    silence.tick(START)
+    silence.tick(START + 2.0)
+    ring = ring_of(2, Exchange.STRIPES, receiver=Unconverted())
+    ring.offer(START, Offer(1, 4, unit=-20, conversion=7))
+    life = Life(MAC, LifeSettings("h2", "nicps"), NoKernel(), lambda: 1)
+    enter_ring(life.node, 2, ring)
+    life.node._decisions.phase = training(number=4) if prepares else ring.phase
+    life.roles.part = silence.part
+    actions = life.tick(START + 4.0, awaited=queued)
+    assert any(isinstance(action, EndProgram) for action in actions) is ends

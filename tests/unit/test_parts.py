@@ -336,10 +336,10 @@ def test_an_interrupt_while_nothing_is_updated_is_no_failure() -> None:
     def interrupt(seen: int) -> int:
         raise KeyboardInterrupt
 
-    scene.parts._wait_for_news, wait = interrupt, scene.parts._wait_for_news  # type: ignore[method-assign]
+    scene.parts._wait_for_change, wait = interrupt, scene.parts._wait_for_change  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         scene.parts.wait()
-    scene.parts._wait_for_news = wait  # type: ignore[method-assign]
+    scene.parts._wait_for_change = wait  # type: ignore[method-assign]
     for future in scene.futures:
         future.set_result(None)
     scene.parts.wait()

@@ -35,10 +35,10 @@ def everything(output: Printed, piece: int = 1 << 20) -> list[tuple[ScriptStream
 
 def test_pieces_are_in_the_order_in_which_they_were_seen(tmp_path: Path) -> None:
     output = Printed(tmp_path)
-    assert output.look() == 0 and everything(output) == []
+    assert output.measure() == 0 and everything(output) == []
     for stream, text in ((OUT, b"one "), (OUT, b"two "), (ERR, b"bad "), (OUT, b"three ")):
         prints(output, stream, text)
-        output.look()
+        output.measure()
     assert everything(output) == [(OUT, b"one two "), (ERR, b"bad "), (OUT, b"three ")]
     assert output.read(6, 100) == b"o " and output.reach(6) == 8
     output.write_as_one(tmp_path / "all")
@@ -58,11 +58,11 @@ def test_a_frame_has_one_stream_only(tmp_path: Path, texts: list[tuple[ScriptStr
     for number, (stream, size) in enumerate(texts):
         whole[stream] += bytes([97 + number]) * size
         prints(output, stream, bytes([97 + number]) * size)
-        output.look()
+        output.measure()
     now = 0.0
     while not sender.done:
         now += 1.0
-        sender.note_output(output.look(), ended=True)
+        sender.note_output(output.measure(), ended=True)
         for piece in sender.due(now):
             tail = output.read(piece.at, piece.length)
             assert len(tail) == piece.length <= PIECE_BYTES
@@ -78,12 +78,12 @@ def test_a_file_that_is_shortened(tmp_path: Path) -> None:
     output = Printed(tmp_path)
     prints(output, OUT, b"0123456789")
     prints(output, ERR, b"bad")
-    output.look()
+    output.measure()
     os.truncate(output.stdout, 4)
     assert output.read(0, 100) == b"0123" and output.read(4, 100) == b""
     output.cut(4)
     prints(output, ERR, b"more")
-    assert output.look() == output.size == 4
+    assert output.measure() == output.size == 4
     assert everything(output) == [(OUT, b"0123")]
 
 
@@ -93,5 +93,5 @@ def test_no_more_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for _ in range(3):
         prints(output, OUT, b"12345")
         prints(output, ERR, b"abc")
-        output.look()
+        output.measure()
     assert everything(output) == [(OUT, b"12345"), (ERR, b"abc"), (OUT, b"1234")]

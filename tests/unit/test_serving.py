@@ -136,7 +136,9 @@ def test_fragments_of_parameters(width: int) -> None:
 # ---- who asks for it
 
 
-def test_servers_are_no_setting_of_the_exchange() -> None:
+@pytest.mark.parametrize("name", ["servers", "linux-switch", "ring"])
+def test_what_a_job_cannot_name_as_its_exchange(name: str) -> None:
     """A user asks for the system, and not for the way in which its sums are made."""
-    with pytest.raises(JobFailed, match="'servers' is not a setting"):
-        Plan.choose({"exchange": "servers"}, Exchange.BROADCAST)
+    said = f"the job's exchange is {name}, and it must be auto, broadcast, stripes or switch"
+    with pytest.raises(JobFailed, match=said):
+        Plan.choose({"exchange": name}, Exchange.BROADCAST)

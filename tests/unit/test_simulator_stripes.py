@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from nicps.protocol.exchange.stripes import StripesExchanger
 from nicps.protocol.exchange.windows import RoundTrip
 from nicps.protocol.phase import Timings
 from nicps.session.events import Warned
+from tests.parts import FakeNode
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S, run
 from tests.simulator.host import Host
@@ -213,7 +213,7 @@ def test_members_do_not_wait_longer_because_others_do() -> None:
 def test_a_view_shows_no_remainders_to_a_program_without_their_room() -> None:
     """It has not connected, or has been in no phase of stripes: with its first one it gets all."""
     view = View(3, (Member(1, bytes(6), "h1"),), frozenset({1}), 1)
-    node: Any = SimpleNamespace(view=view, leads=True, number=1, open_round=5)
+    node = FakeNode(view=view, leads=True, open_round=5)
     phase = Phase(2, 1, wire.PhaseKind.TRAIN, 5, shares=(1,), exchange=Exchange.STRIPES)
     program, memory = job_program.Program(1, 60.0, 0.0), Memory(1, 12, 3, (1, 1, 1))
     (before,) = program.show_view(0.0, node, phase, memory)
@@ -242,7 +242,7 @@ def test_a_dead_owner_of_the_token_is_given_up_by_who_asks_it_for_sums(seconds: 
 def test_a_lead_that_comes_back_to_a_phase_owes_its_judgement() -> None:
     """Its program hangs, the open round closes without it, and all wait for what comes after the round before."""
     view = View(3, (Member(1, bytes(6), "h1"),), frozenset({1}), 1)
-    node: Any = SimpleNamespace(view=view, leads=True, number=1, open_round=5)
+    node = FakeNode(view=view, leads=True, open_round=5)
     phase = Phase(2, 1, wire.PhaseKind.TRAIN, 3, shares=(1,))
     program = job_program.Program(1, 60.0, 0.0)
     for first, duty in ((3, ""), (5, "judge")):

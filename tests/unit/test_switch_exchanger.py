@@ -5,21 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from nicps import wire
 from nicps.errors import WireError
 from nicps.exchange import Exchange
-from nicps.protocol import NO_REST, Committed, Node, NotAdded, Phase, Rest, View
+from nicps.protocol import NO_REST, Committed, NotAdded, Phase, Rest, View
 from nicps.protocol.carried import Carried
 from nicps.protocol.control import Control
 from nicps.protocol.exchange import StripesExchanger, exchanger_of
 from nicps.protocol.local_host import LocalHost, NodeState
+from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.progress import Standstill
+from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Lacking
+from tests.ring_parts import node_of
 from tests.unit import test_stripes_exchanger as stripes
 from tests.unit.test_stripes_exchanger import FRAGMENTS, ROUND, TIMINGS, VIEW, Kernel, closed, only
 
@@ -208,11 +209,10 @@ def test_a_member_that_has_nothing_to_send_yet_waits() -> None:
 @pytest.mark.parametrize("case", ["lead", "member", "marked", "between phases"])
 def test_the_lead_alone_gives_the_switch_up_and_nobody_is_evicted(case: str) -> None:
     """Not once it has marked the round: others may have committed it."""
-    node = Node(VIEW.members[0].mac, "h1", "net", Kernel(), lambda: 1)
     number = 2 if case == "member" else 1
-    node._host.state, node._host.view, node._host.number = NodeState.MEMBER, VIEW, number
-    ring: Any = SimpleNamespace(completes=(case == "marked",), phase=PHASE)
-    node.rings.current = ring if case != "between phases" else None
+    ring = Ring(PHASE, VIEW, number, Kernel(), TIMINGS, AdaptiveTimeout(TIMINGS))
+    ring._control.complete = case == "marked"
+    node = node_of(number, ring if case != "between phases" else None, VIEW)
     found = node._carry_out(1.0, [Lacking(ROUND, 4, {0: 9, 2: 5})] * 5)
     expected = NotAdded(ROUND, Exchange.LINUX_SWITCH)
     assert found == ([expected] * 5 if case == "lead" else [])

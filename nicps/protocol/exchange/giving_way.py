@@ -86,12 +86,12 @@ class GivingWay:
         """The list of the open round is closed."""
         self._began_at = now
 
-    def look(self) -> None:
+    def find_urgent(self) -> None:
         """Find out which rounds go first now."""
         self._urgent = [each for each in self._ahead if each.under_way]
 
     def window(self, owner: int) -> int:
-        """Fragments that may be on their way to that aggregator, as of the last look."""
+        """Fragments that may be on their way to that aggregator, as `find_urgent` has found."""
         if not self._urgent:
             return self._most
         busy = self._line.frames if self._line is not None else math.inf
@@ -115,7 +115,7 @@ class GivingWay:
 
     @property
     def waits(self) -> bool:
-        """A more urgent round is open, as of the last look."""
+        """A more urgent round is open, as `find_urgent` has found."""
         return bool(self._urgent)
 
     def swallow(self, stripe: Window) -> int | None:

@@ -140,14 +140,14 @@ class StripesExchanger(Exchanger):
         asks: list[tuple[int, int]] = []
         listed = self._is_listed
         self._awaits_lanes = False
-        self._way.look()
+        self._way.find_urgent()
         narrowed: list[tuple[int, int]] = []
         for stripe in self._stripes:
             if stripe.owner == self._number:
                 self._watch(now, stripe)
             else:
                 self._note_sent(stripe)
-                self._look(now, stripe, listed)
+                self._note_sums(now, stripe, listed)
                 asks += self._ask_for(now, stripe)
                 sums = self._way.swallow(stripe) if listed else None
                 narrowed += [] if sums is None else [(stripe.owner, sums)]
@@ -220,7 +220,7 @@ class StripesExchanger(Exchanger):
     @property
     def batch(self) -> int:
         """Its windows; 0 where nothing more urgent is open."""
-        self._way.look()
+        self._way.find_urgent()
         if not self._way.waits:
             return 0
         return sum(self._way.window(owner) for owner in self.aggregators if owner != self._number)
@@ -338,7 +338,7 @@ class StripesExchanger(Exchanger):
         sent = self._receiver.next_to_send(self._round, stripe.owner)
         stripe.sent = max(stripe.sent, min(sent, stripe.end))
 
-    def _look(self, now: float, stripe: Window, listed: bool) -> None:
+    def _note_sums(self, now: float, stripe: Window, listed: bool) -> None:
         """How far its sums have come."""
         if stripe.here == stripe.end:
             return
@@ -373,7 +373,7 @@ class StripesExchanger(Exchanger):
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""
         if now < stripe.due or stripe.here == stripe.end:
             return
-        self._look(now, stripe, listed=False)
+        self._note_sums(now, stripe, listed=False)
         if stripe.here < stripe.end:
             stripe.asks += 1
             stripe.due = now + self._round_trip.timeout_s(stripe.asks)

@@ -53,7 +53,7 @@ def sent() -> Scenario:
 def bounced() -> Scenario:
     s = Scenario(
         "token-bounced",
-        "A member that lacks nothing and has nothing hands the token on from the kernel (XDP_TX).",
+        "A member that lacks nothing and has nothing has its kernel forward the token (XDP_TX).",
         number=2,
     )
     out = {"owner": 3, "header_flags": BOUNCED}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that waits at its agent for a group that is under way: the calls of the group's lead keep it waiting."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nicps import wire
+from nicps.agent.group import Groups
+from nicps.agent.peer import Peer
+from nicps.job.actions import GroupCalled
+from nicps.protocol import Send
+from nicps.session.messages import JoinGroup
+from tests.ring_parts import START
+from tests.rooms import Rooms
+
+pytestmark = pytest.mark.unit
+
+LEAD = bytes([2, 0, 0, 0, 0, 9])
+UNHEARD_S = 30
+
+
+class Host:
+    """A host that stands by. Its program waits for the group "g" of two."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rooms = Rooms(folder)
+        rooms, control = self.rooms, Any
+        self.groups = Groups(
+            rooms.driver, control, rooms.preparation, rooms.program, rooms.dataplane
+        )
+        self.answers: list[wire.Frame] = []
+        rooms.driver.assign(
+            {
+                GroupCalled: self.groups.note_call,
+                Send: lambda action: self.answers.append(action.frame),
+            }
+        )
+        rooms.driver.now = START
+        self.ends = socket.socketpair()
+        self.peer = Peer(self.ends[0], os.getuid(), commands=True, trains=True)
+        self.groups.join(self.peer, JoinGroup("g", 2, late=True))
+
+    def hears_call(self, group: str) -> None:
+        """The lead of that group calls."""
+        driver, header = self.rooms.driver, wire.Header(network=wire.network_id("nicps"))
+        call = wire.pack(header, wire.Call(7, 3), tail=group.encode())
+        driver.carry_out(driver.life.on_frame(driver.now, LEAD, call))
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+        self.rooms.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("called", "waits"),
+    [
+        ("group g (size 2, members 2)", True),
+        ("group other (size 2, members 2)", False),
+        ("20260101-120000-digits-ab12", False),
+    ],
+)
+def test_a_program_waits_as_long_as_its_group_calls(host: Host, called: str, waits: bool) -> None:
+    for later in range(1, 2 * UNHEARD_S):
+        host.rooms.driver.now = START + later
+        host.hears_call(called)
+        host.groups.tick()
+    assert host.peer.was_refused is not waits
+
+
+def test_only_the_group_that_it_waits_for_is_answered(host: Host) -> None:
+    host.hears_call("group other (size 2, members 2)")
+    assert host.answers == []
+    host.hears_call("group g (size 2, members 2)")
+    (answer,) = host.answers
+    assert isinstance(answer.body, wire.Answer) and answer.body.nonce == 7
+
+
+def test_a_program_whose_group_calls_no_more_is_refused(host: Host) -> None:
+    host.hears_call("group g (size 2, members 2)")
+    for later, refused in ((UNHEARD_S - 1, False), (UNHEARD_S, True)):
+        host.rooms.driver.now = START + later
+        host.groups.tick()
+        assert host.peer.was_refused is refused
