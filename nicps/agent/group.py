@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from nicps.session.shared_form import Late
 from nicps.wire import MOST_SIZED
 
 _ROOM = 8000  # fragments of a round at most: 11.5 MB
+_ENDING_S = 3.0  # after the end of a job here, in which others may not have heard of it
 _UNHEARD_S = 30.0  # without a call of the group that a program wants to come into
 assert _ROOM <= MOST_SIZED
 
@@ -54,6 +56,7 @@ class Groups:
         self._driver, self._control = driver, control
         self._preparation, self._program, self._dataplane = preparation, program, dataplane
         self._waiting: _Waiting | None = None
+        self._in_job = -math.inf  # when this host was in a job last
 
     def join(self, peer: Peer, wanted: JoinGroup) -> None:
         """A program wants to be a member. `tick` answers it.
@@ -90,6 +93,8 @@ class Groups:
     def tick(self) -> None:
         """Make the program a member if its group is here; otherwise let the group form."""
         waiting, life, driver = self._waiting, self._driver.life, self._driver
+        if life.part is not None:
+            self._in_job = driver.now
         if waiting is None:
             self._leave_without_program()
             return
@@ -114,7 +119,11 @@ class Groups:
     def _note_other(self, waiting: _Waiting, other: str) -> None:
         """A job or group is under way on the network. If it is the program's own group, the program may come in
         later.
+
+        Other hosts may still be ending the job that this one has just ended: then the program asks again.
         """
+        if self._driver.now < self._in_job + _ENDING_S:
+            return
         group, wanted = UnderWay.read(other), waiting.wanted
         if group is not None and group.is_for(wanted.name, wanted.size):
             self._stop_waiting()

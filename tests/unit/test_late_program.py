@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,22 +15,23 @@ import pytest
 from nicps import wire
 from nicps.agent.group import Groups
 from nicps.agent.peer import Peer
-from nicps.job.actions import GroupCalled
+from nicps.job.actions import CloseSubmission, GroupCalled, Log
 from nicps.protocol import Send
 from nicps.session.messages import JoinGroup
+from tests import parts
 from tests.ring_parts import START
 from tests.rooms import Rooms
 
 pytestmark = pytest.mark.unit
 
 LEAD = bytes([2, 0, 0, 0, 0, 9])
-UNHEARD_S = 30
+UNHEARD_S, ENDING_S = 30, 3
 
 
 class Host:
     """A host that stands by. Its program waits for the group "g" of two."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, late: bool = True) -> None:
         self.rooms = Rooms(folder)
         rooms, control = self.rooms, Any
         self.groups = Groups(
@@ -39,13 +41,15 @@ class Host:
         rooms.driver.assign(
             {
                 GroupCalled: self.groups.note_call,
+                CloseSubmission: lambda _: None,
+                Log: lambda _: None,
                 Send: lambda action: self.answers.append(action.frame),
             }
         )
         rooms.driver.now = START
         self.ends = socket.socketpair()
         self.peer = Peer(self.ends[0], os.getuid(), commands=True, trains=True)
-        self.groups.join(self.peer, JoinGroup("g", 2, late=True))
+        self.groups.join(self.peer, JoinGroup("g", 2, late=late))
 
     def hears_call(self, group: str) -> None:
         """The lead of that group calls."""
@@ -96,3 +100,27 @@ def test_a_program_whose_group_calls_no_more_is_refused(host: Host) -> None:
         host.rooms.driver.now = START + later
         host.groups.tick()
         assert host.peer.was_refused is refused
+
+
+@pytest.mark.parametrize(
+    "under_way", ["group g (size 2, members 2)", "group f (size 2, members 2)"]
+)
+def test_a_group_that_has_just_ended_here_may_be_ending_elsewhere(
+    tmp_path: Path, under_way: str
+) -> None:
+    """A program that is started right after it asks again, until that host must have heard of the end, too."""
+    host = Host(tmp_path, late=False)
+    roles = host.rooms.driver.life.roles
+    host.groups.forget(host.peer)
+    roles.part = parts.Host().part
+    host.groups.tick()
+    roles.part = None
+    host.groups.join(host.peer, JoinGroup("g", 2))
+    for later, answered in ((0.5, False), (ENDING_S - 0.1, False), (ENDING_S, True)):
+        host.rooms.driver.now = START + later
+        roles.publisher.note_other_job(under_way)
+        host.groups.tick()
+        said, _, _ = select.select([host.ends[1]], [], [], 0)
+        assert bool(said) is answered, later
+        assert not roles.publisher.other_job
+    host.close()
