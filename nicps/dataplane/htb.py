@@ -7,6 +7,7 @@
     +- ...
     +- 6e63:10   urgency 0, bulk                 prio 7
     +- 6e63:f0   all other programs              prio 7, with a floor of a tenth
+    +- 6e63:f1   empty: a sign that the interface receives in threads for our sake (`napi`)
 
 A socket names its class with SO_PRIORITY. The four low bits of it are a priority as queues without classes know them,
 so there, too, control and urgent frames leave before others.
@@ -23,10 +24,11 @@ from functools import partial
 from typing import Any
 
 from nicps.dataplane.interface import Interface
+from nicps.dataplane.napi import switch_threads
 from nicps.errors import EnvironmentProblem, InterfaceUnfit
 
 _MAJOR = 0x6E63 << 16
-_ROOT, _OTHERS = 0x1, 0xF0
+_ROOT, _OTHERS, _THREADED = 0x1, 0xF0, 0xF1
 _TC_PRIO_BESTEFFORT, _TC_PRIO_INTERACTIVE, _TC_PRIO_CONTROL = 0, 6, 7  # linux/pkt_sched.h
 _LAST_PRIO = 7  # of HTB
 _URGENT = 4  # from this urgency on frames are urgent where only the four low bits count
@@ -48,6 +50,8 @@ def of_urgency(urgency: int) -> int:
 def shape(interface: Interface, rate_bps: int) -> Callable[[], object]:
     """Put the classes there, with that rate for all together; return the function that takes them away.
 
+    The interface receives in threads meanwhile, if it can (`napi`).
+
     Raises:
         InterfaceUnfit: somebody has set up a queueing discipline there.
         EnvironmentProblem: the kernel has no HTB.
@@ -65,6 +69,7 @@ def shape(interface: Interface, rate_bps: int) -> Callable[[], object]:
                 f"interface {interface.name} has a queueing discipline already ({_described(there)}): take it away"
                 f" (`tc qdisc del dev {interface.name} root`), or leave out --shape"
             )
+        threaded = False
         try:
             route.tc("add", "htb", index, handle=_MAJOR, default=_OTHERS)
             add = partial(route.tc, "add-class", "htb", index, ceil=rate, quantum=_QUANTUM)
@@ -75,10 +80,14 @@ def shape(interface: Interface, rate_bps: int) -> Callable[[], object]:
                 prio = max(1, _LAST_PRIO - urgency)
                 classes.append((of_urgency(urgency), prio, floor))
             classes.append((_MAJOR | _OTHERS, _LAST_PRIO, int(rate * _OTHERS_FLOOR)))
+            if threaded := switch_threads(interface, on=True):
+                classes.append((_MAJOR | _THREADED, _LAST_PRIO, floor))
             for handle, prio, least in classes:
                 add(handle=handle, parent=_MAJOR | _ROOT, rate=least, prio=prio)
         except NetlinkError as error:
-            _remove(route, index)
+            _remove(route, interface)
+            if threaded:
+                switch_threads(interface, on=False)
             raise EnvironmentProblem(
                 f"cannot shape interface {interface.name}: {os.strerror(error.code)}; --shape needs the kernel's HTB"
                 " (`modprobe sch_htb`)"
@@ -93,7 +102,7 @@ def clear(interface: Interface) -> bool:
 
     try:
         with IPRoute() as route:
-            return _remove(route, interface.index)
+            return _remove(route, interface)
     except NetlinkError as error:
         if error.code != errno.ENODEV:  # the interface is gone, and its queue with it
             raise
@@ -125,11 +134,14 @@ def described(interface: Interface) -> str | None:
     return None if there is None else _described(there)
 
 
-def _remove(route: Any, index: int) -> bool:
-    there = _root(route, index)
+def _remove(route: Any, interface: Interface) -> bool:
+    there = _root(route, interface.index)
     if there is None or there["handle"] != _MAJOR:
         return False
-    route.tc("del", "htb", index, handle=_MAJOR)
+    classes = route.get_classes(index=interface.index)
+    if any(each["handle"] == _MAJOR | _THREADED for each in classes):
+        switch_threads(interface, on=False)
+    route.tc("del", "htb", interface.index, handle=_MAJOR)
     return True
 
 

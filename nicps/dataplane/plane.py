@@ -75,10 +75,6 @@ class DataPlane:
             xdp.clear(interface)
             if egress.clear(interface):
                 _log.warning("took away the filter that an older run left on %s", iface)
-            if htb.clear(interface):
-                _log.warning("took away the classes that an older run left on %s", iface)
-            if shape_bps is not None:
-                undo.callback(htb.shape(interface, shape_bps))
             defines = self._defines = {"NICPS_ETHERTYPE": ethertype}
             loaded = loader.load("nicps.c", programs, defines, later={_STRIPES: "xdp"})
             undo.callback(loaded.close)
@@ -105,6 +101,11 @@ class DataPlane:
                 _log.info("egress program on %s by %s", iface, mode)
             link, self.mode = xdp.attach(loaded.programs[xdp.PROGRAM], interface)
             undo.callback(os.close, link)
+            # A veth can receive in threads only while it has an XDP program.
+            if htb.clear(interface):
+                _log.warning("took away the classes that an older run left on %s", iface)
+            if shape_bps is not None:
+                undo.callback(htb.shape(interface, shape_bps))
             self._undo = undo.pop_all()
         self._loaded = loaded
         self._opening = threading.Lock()

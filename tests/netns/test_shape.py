@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from nicps import wire
 from nicps.dataplane import htb
 from nicps.dataplane.interface import read_interface
 from nicps.lab import Lab, namespaces
+from nicps.lab.agents import environment
 from tests.netns.labs import until
 from tests.netns.members import LIGHT, Network, tiny_job
 
@@ -67,6 +69,17 @@ def classes(network: Network, host: str) -> dict[str, int]:
     return found
 
 
+def threaded(network: Network, host: str, value: int | None = None) -> int:
+    """Whether the host's interface receives in threads; with a value, set that first."""
+    work = f"echo {value} > /sys/class/net/{ETH1}/threaded" if value is not None else ":"
+    process = network.lab.run(
+        host, ["sh", "-ec", f"{work}; cat /sys/class/net/{ETH1}/threaded"], stdout=subprocess.PIPE
+    )
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    return int(said)
+
+
 @pytest.fixture
 def plain(two: Network) -> Iterator[Network]:
     """No agent and no discipline of anybody."""
@@ -84,7 +97,7 @@ def test_classes_come_and_go_with_the_agent(plain: Network, open_path: Any) -> N
     for host in plain.names:
         plain.join(host, "--shape", "2gbit")
     plain.all_stand_by()
-    assert "htb 6e63:" in queue(plain, "h1")
+    assert "htb 6e63:" in queue(plain, "h1") and threaded(plain, "h1")
     run = plain.train(tiny_job(open_path), rounds=5)
     assert run.result["weights_identical"]
     sent = classes(plain, "h1")
@@ -92,14 +105,29 @@ def test_classes_come_and_go_with_the_agent(plain: Network, open_path: Any) -> N
     assert sent["6e63:1"] >= sent["6e63:7"] + sent["6e63:10"]
     for host in plain.names:
         plain.end(host, signal.SIGTERM)
-        assert HANDLE not in queue(plain, host)
+        assert HANDLE not in queue(plain, host) and not threaded(plain, host)
+
+
+def test_an_interface_that_receives_in_threads_anyway_goes_on_with_that(plain: Network) -> None:
+    """A veth can be asked for it while it has an XDP program."""
+    plain.join("h1")
+    until(lambda: plain.status("h1"), "it answers")
+    shaping = (
+        "from nicps.dataplane import htb; from nicps.dataplane.interface import read_interface;"
+        f"htb.shape(read_interface({ETH1!r}), 2_000_000_000)()"
+    )
+    for before in (1, 0):
+        threaded(plain, "h1", before)
+        shaped = plain.lab.run("h1", [sys.executable, "-c", shaping], env=environment())
+        assert shaped.wait(20) == 0
+        assert HANDLE not in queue(plain, "h1") and threaded(plain, "h1") == before
 
 
 def test_without_the_option_nothing_changes(plain: Network) -> None:
     before = queue(plain, "h1")
     plain.join("h1")
     until(lambda: plain.status("h1"), "it answers")
-    assert queue(plain, "h1") == before
+    assert queue(plain, "h1") == before and not threaded(plain, "h1")
 
 
 @pytest.mark.parametrize("by", ["join", "doctor"])
@@ -107,7 +135,7 @@ def test_what_a_killed_agent_leaves_is_taken_away(plain: Network, by: str) -> No
     plain.join("h1", "--shape", "2gbit")
     until(lambda: plain.status("h1"), "it answers")
     plain.end("h1", signal.SIGKILL)
-    assert HANDLE in queue(plain, "h1")
+    assert HANDLE in queue(plain, "h1") and threaded(plain, "h1")
     if by == "join":
         plain.join("h1")
         until(lambda: plain.status("h1"), "it answers")
@@ -116,6 +144,7 @@ def test_what_a_killed_agent_leaves_is_taken_away(plain: Network, by: str) -> No
         done = plain.command("h1", "doctor", "--iface", ETH1)
         assert "classes that an older run had left were taken away" in done.out
     assert HANDLE not in queue(plain, "h1")
+    assert not threaded(plain, "h1") or by == "doctor", "a veth has no threads without a program"
 
 
 def test_doctor_knows_whose_classes_they_are(plain: Network) -> None:
