@@ -89,6 +89,7 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
         "sums_asked_again": sum(agent["sums_asked_again"] for agent in agents),
         "token_turns": sum(agent["token_turns"] for agent in agents),
+        "exchanges": max(agents, key=lambda agent: agent["rounds"]).get("exchanges", {}),
         "slow": _slow(agents, names),
         **_steps(next(stepped, final)),  # of a worker, where the first one only serves
         **_served(served),

@@ -93,6 +93,7 @@ def test_a_run(run: Run) -> None:
         "fragments_sent_again": 3,
         "sums_asked_again": 0,
         "token_turns": 90,
+        "exchanges": {},
         "slow": [],
         "channels": 1,
         "step_seconds": None,
@@ -100,6 +101,12 @@ def test_a_run(run: Run) -> None:
         "predicted_seconds": None,
         "system": "R",
     }
+
+
+def test_what_made_the_sums_is_said_by_the_host_that_was_there_longest(run: Run) -> None:
+    run.facts("h1", rounds=3, exchanges={"stripes": 3})
+    run.facts("h2", exchanges={"stripes": 5, "broadcast": 3})
+    assert run.result["exchanges"] == {"stripes": 5, "broadcast": 3}
 
 
 def test_slow_hosts_are_named_from_what_all_have_measured(run: Run) -> None:
