@@ -8,7 +8,7 @@ import pytest
 from nicps import wire
 from nicps.protocol.signals import Late
 from tests.unit import test_switch_exchanger as switch
-from tests.unit.test_stripes_exchanger import FRAGMENTS, Kernel, closed, member
+from tests.unit.test_stripes_exchanger import FRAGMENTS, TIMINGS, Kernel, closed, member
 
 pytestmark = pytest.mark.unit
 
@@ -74,3 +74,19 @@ def test_a_switch_whose_sums_do_not_come_is_late_unless_it_names_members() -> No
     for absent, late in ((0b1000, {4: Late.GRADIENT}), (0b1010, {0: Late.SUMS})):
         part.on_lacking(0.1, wire.Lacking(absent, 0, FRAGMENTS, 1, 16, 0, -40))
         assert part.find_late() == late
+
+
+@pytest.mark.parametrize("lacking", [1, 4, 1000])
+def test_members_report_as_early_as_an_aggregator_however_few_sums_lack(lacking: int) -> None:
+    """Otherwise it would be judged by the aggregator's report alone, and so the aggregator itself would have to go."""
+    kernel, lost = Kernel(), wire.Lacking(0b0001, 2000, FRAGMENTS, 1, 16, 0, -40)
+    part, token = member(kernel=kernel), closed(1, 2, 4)
+    part.on_token(0.0, token)
+    kernel.sums = set(range(FRAGMENTS)) - set(range(2000, 2000 + lacking))
+    now = 0.0
+    while not (lacks := part.take_report(now, token)):
+        now = part.deadline()
+        part.advance(now)
+        part.on_lacking(now, lost)
+    assert lacks == {1: 1}
+    assert TIMINGS.silence_most_s <= now < TIMINGS.silence_most_s * 7 / 6

@@ -165,7 +165,7 @@ class StripesExchanger(Exchanger):
         actions += self._frames(striped, fresh, repair=False) if fresh else []
         if not asks:
             return actions
-        self._note_vain(now, sum(count for _, count in asks))
+        self._note_vain(now, max(windows.PROBES, sum(n for _, n in asks)))  # no less than `_watch`
         asked = replace(striped, type=wire.FrameType.ASK)
         return actions + self._send(self._round, 0, tuple(asks), repair=True, striped=asked)
 
@@ -427,9 +427,8 @@ class StripesExchanger(Exchanger):
         return lacks if answered else {stripe.owner: len(indices)}
 
     def _late_in(self, stripe: Window, index: int, *, only: bool) -> Mapping[int, Late]:
-        """Whom the first sum of a stripe that lacks here waits for.
-
-        Where an aggregator lacks the contributions of all others, also one that this member has sent, it takes none.
+        """Whom the first sum of a stripe that lacks here waits for. An aggregator that lacks the contributions of all
+        others, also one that this member has sent, takes none.
         """
         assert self._striped is not None
         members, mine = self._striped.members, 1 << (self._number - 1)
