@@ -39,6 +39,7 @@ CLONE_NEWNET = 0x40000000
 SKIPPED = "nicps-skipped"
 HANG_UP = "nicps-hang-up"
 HANGS_UP = pytest.StashKey[bool]()  # whether a hang-up is to end the tests
+EXCHANGES = ("broadcast", "stripes", "auto")
 NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 
 #: Says what is missing, or None.
@@ -202,8 +203,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, LOW if folder_of(item) == "unit" else 0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--exchange`: rows of docs/faults.md in another exchange than that which they name."""
+    parser.addoption(
+        "--exchange",
+        choices=EXCHANGES,
+        default=EXCHANGES[0],
+        help="of jobs with real agents whose test names none (broadcast)",
+    )
+
+
+def other_exchange(item: pytest.Item) -> str | None:
+    """Why a test says nothing of the exchange that `--exchange` names; None if it does."""
+    marker = item.get_closest_marker("needs_exchange")
+    if marker is None or item.config.getoption("exchange") == marker.args[0]:
+        return None
+    return f"exchange {marker.args[0]}: {marker.args[1]}"
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose marker's probe finds something missing."""
+    """Skip a test whose marker's probe finds something missing, or that presupposes another exchange."""
+    if (reason := other_exchange(item)) is not None:
+        pytest.skip(reason)
     for name, probe in PROBES.items():
         marker = item.get_closest_marker(name)
         if marker is not None:
@@ -214,7 +235,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def must_run(item: pytest.Item) -> bool:
     """Whether a skip of that test shows that this machine cannot be relied on."""
-    if item.get_closest_marker("spark") is not None:
+    if item.get_closest_marker("spark") is not None or other_exchange(item) is not None:
         return False
     p4 = item.get_closest_marker("p4")
     if p4 is not None:

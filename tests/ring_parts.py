@@ -29,12 +29,13 @@ def ring_of(
     first_round: int = 1,
     shares: tuple[int, ...] = (4, 4, 4),
     view: View = VIEW,
+    kind: wire.PhaseKind = wire.PhaseKind.TRAIN,
 ) -> Ring:
     """That member's, before the first token; `receiver` says what has arrived, by default nothing."""
     phase = Phase(
         1,
         1,
-        wire.PhaseKind.TRAIN,
+        kind,
         first_round=first_round,
         fragments=8,
         last_fragments=8,

@@ -17,6 +17,7 @@ from nicps.agent.commands import Commands
 from nicps.agent.control import ControlSocket
 from nicps.agent.driver import Driver
 from nicps.agent.executor import Executor
+from nicps.agent.flows import FlowWatch
 from nicps.agent.group import Groups
 from nicps.agent.loop import Loop
 from nicps.agent.preparation import Preparation
@@ -29,6 +30,7 @@ from nicps.agent.sender import Sender
 from nicps.agent.served_room import ServedRoom
 from nicps.agent.settings import AgentSettings
 from nicps.agent.stores import Stores
+from nicps.agent.waits import Waits
 from nicps.dataplane.maps import Accumulators
 from nicps.job import Life, LifeSettings
 from nicps.job.slow_work import Task
@@ -113,6 +115,7 @@ class Rooms:
             self.sender,
             ServedRoom(self.dataplane),
             TimeLine(),
+            Waits(node, FlowWatch(node, TimeLine()), 0.0),
             self.settings,
             self.user,
             lambda: folder / "prepared",

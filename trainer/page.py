@@ -75,6 +75,7 @@ th { color: var(--soft); font-weight: 600; font-size: 13px; line-height: 1.25;
 th:first-child, td:first-child { text-align: left; }
 .bar { display: flex; min-width: 110px; height: 14px; background: var(--wait); border-radius: 3px; overflow: hidden; }
 .bar i { display: block; height: 100%; }
+p.slow { color: var(--repair); font-weight: 600; }
 code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 .settings { display: flex; flex-wrap: wrap; gap: 4px 22px; }
 """

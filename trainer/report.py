@@ -28,6 +28,12 @@ KEY = {
     "forward": "next forward pass",
     **channels.KEY,
 }
+#: What training waited for, of a slow host.
+WAITED = {
+    "gradient": "for its gradient",
+    "sums": "for its sums",
+    "mark": "until it had all sums",
+}
 _OF_CHANNELS = ("forward", *channels.KEY)
 MOST_EVENTS = 400  # lines in the table
 
@@ -160,7 +166,17 @@ def _hosts(run: Run) -> str:
         "Network: converting the gradient, sending it and reading the sum, as far as the training "
         "program waited for it; sending: with the token, by the agent."
     )
-    return f"<section><h2>Hosts</h2><p>{note}</p>{table(head, rows)}</section>"
+    return f"<section><h2>Hosts</h2><p>{note}</p>{_slow(run)}{table(head, rows)}</section>"
+
+
+def _slow(run: Run) -> str:
+    """A line for each host that training waited for much longer than for the others."""
+    lines = []
+    for of in run.result.get("slow") or ():
+        name = of["name"] or "the Linux switch"
+        waited = f"training waited {of['part']:.0%} of the time {WAITED.get(of['what'], '')}"
+        lines.append(f'<p class="slow">Slow: {text(name)}: {text(waited)}</p>')
+    return "".join(lines)
 
 
 def _whole(run: Run) -> str:

@@ -34,6 +34,7 @@ The socket:
     group.py        a program that waits for a group
     status.py       what `nicps status`, `nicps top` and the metrics show
     tally.py        the counts for these three
+    waits.py        how long rounds wait, and for which host, for these three and the result
     flows.py        the rounds of channels, for these three and the time line
     exporter.py     metrics for Prometheus, over HTTP
     families.py     the list of metrics

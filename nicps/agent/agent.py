@@ -39,6 +39,7 @@ from nicps.agent.settings import AgentSettings
 from nicps.agent.status import note_pushes, status_of
 from nicps.agent.stores import Stores
 from nicps.agent.tally import Tally
+from nicps.agent.waits import Waits
 from nicps.auth import Sequences, nonce
 from nicps.dataplane import DataPlane
 from nicps.dataplane.loader import need_root
@@ -115,6 +116,7 @@ class Agent:
         settings, driver, loop, children = self.settings, self._driver, self._loop, self.children
         timeline, tally = TimeLine(), Tally(driver.now)
         served, flows = ServedRoom(self.dataplane), FlowWatch(self.life.node, timeline)
+        self._waits = waits = Waits(self.life.node, flows, driver.now)
         self._frames = frames = Frames(
             driver,
             self.dataplane,
@@ -135,6 +137,7 @@ class Agent:
             frames.sender,
             served,
             timeline,
+            waits,
             settings,
             user,
             lambda: preparation.folder,
@@ -159,7 +162,7 @@ class Agent:
 
         def status() -> Status:
             now = time.monotonic()
-            about = self.life, frames, self._keys, self.dataplane, tally, flows
+            about = self.life, frames, self._keys, self.dataplane, tally, flows, waits
             return status_of(*about, preparation.job, now, self._scripts.job)
 
         commands = Commands(
@@ -283,6 +286,7 @@ class Agent:
         events = self._loop.wait(self._seconds_to_wait())
         driver, life = self._driver, self.life
         driver.now = now = time.monotonic()
+        self._waits.note(now)
         self._loop.handle(events)
         self._frames.sync_from_kernel()
         self._frames.pump()  # others wait for these frames: other work comes after

@@ -28,6 +28,7 @@ from nicps.agent.result import summarise
 from nicps.agent.sender import Sender
 from nicps.agent.served_room import ServedRoom
 from nicps.agent.settings import AgentSettings
+from nicps.agent.waits import Waits
 from nicps.dataplane import DataPlane
 from nicps.errors import BpfLoadError, explain
 from nicps.job import actions as act
@@ -57,12 +58,14 @@ class Executor:
         sender: Sender,
         served: ServedRoom,
         timeline: TimeLine,
+        waits: Waits,
         settings: AgentSettings,
         user: User,
         prepared: Callable[[], Path],
     ) -> None:
         self._driver, self._life, self._loop, self._children = driver, driver.life, loop, children
         self._dataplane, self._sender, self._timeline = dataplane, sender, timeline
+        self._waits = waits
         self._settings, self._user, self._prepared = settings, user, prepared
         self.job: JobFiles | None = None
         self.served = served
@@ -74,6 +77,7 @@ class Executor:
     def open_job(self, action: act.OpenJob) -> None:
         """Make its working folder."""
         self._before = self._life.turns, self._sender.again
+        self._waits.begin_job()
         settings, now = self._settings, self._driver.now
         run, name = settings.runs / action.job, self._life.node.name
         self.job = JobFiles(action.job, name, settings.work, run, self._user, now)
@@ -270,6 +274,7 @@ class Executor:
             "fragments_added": self._here.added,
             "fragments_sent_again": self._sender.again - again,
             "token_turns": self._life.turns - turns,
+            "waited": self._waits.facts(self._life.node.members),
             "counters": self._dataplane.maps.counters(),
         }
 

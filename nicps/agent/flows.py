@@ -8,6 +8,7 @@ mark, came last.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from nicps.agent.records import TimeLine
 from nicps.job.contribution import Contribution
 from nicps.protocol import Committed, Node
 from nicps.protocol.channels import ChannelledRing
+from nicps.protocol.signals import Late
 from nicps.session.activity import ChannelActivity
 
 _MS = 1000.0
@@ -223,15 +225,19 @@ class FlowWatch:
 
     def awaited(self, channel: int) -> frozenset[int]:
         """The members that the channel's open round waits for while others are done."""
+        return frozenset(self.find_late(channel))
+
+    def find_late(self, channel: int) -> Mapping[int, Late]:
+        """The same, and what the round waits for."""
         ring = self._node.ring
         if not isinstance(ring, ChannelledRing) or channel >= len(ring.rounds):
-            return frozenset()
+            return {}
         offers, marks = self._known(ring, channel, ring.rounds[channel])
         among = self._due(ring)
-        found = among - offers
+        what, found = Late.GRADIENT, among - offers
         if not found:
             among = self._node.view.live
-            found = among - marks
+            what, found = Late.MARK, among - marks
             others = found - {self._node.view.lead}  # it marks itself last
             found = others or found
-        return found if found < among else frozenset()
+        return dict.fromkeys(found, what) if found < among else {}

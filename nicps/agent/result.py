@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from nicps import wire
 from nicps.agent.metrics import METRICS, pushes_of, read_metrics
 from nicps.agent.records import read_object
+from nicps.agent.waits import find_slow, read_waited
 from nicps.errors import JobFailed
 from nicps.session.metrics import MetricsRow
 
@@ -88,9 +89,20 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         "fragments_sent_again": sum(agent["fragments_sent_again"] for agent in agents),
         "sums_asked_again": sum(agent["sums_asked_again"] for agent in agents),
         "token_turns": sum(agent["token_turns"] for agent in agents),
+        "exchanges": max(agents, key=lambda agent: agent["rounds"]).get("exchanges", {}),
+        "slow": _slow(agents, names),
         **_steps(next(stepped, final)),  # of a worker, where the first one only serves
         **_served(served),
     }
+
+
+def _slow(agents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The hosts that training waited for much longer than for the others; the name of a Linux switch is None."""
+    waited = read_waited(agent["waited"] for agent in agents if "waited" in agent)
+    return [
+        {"name": slow.host, "part": round(slow.part, 3), "what": slow.what.value}
+        for slow in find_slow(waited, names)
+    ]
 
 
 def _steps(final: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from nicps.agent.flows import FlowWatch
 from nicps.agent.frames import Frames
 from nicps.agent.keyring import Keyring
 from nicps.agent.tally import BOUNDS, Tally
+from nicps.agent.waits import Host, Waits, find_late
 from nicps.dataplane import DataPlane
 from nicps.dataplane.interface import read_traffic
 from nicps.job import Life
 from nicps.protocol import Node, NodeState
-from nicps.protocol.channels import ChannelledRing
-from nicps.session.activity import Activity, MemberActivity, Seconds, Traffic
+from nicps.session.activity import Activity, MemberActivity, Seconds, SlowActivity, Traffic
 from nicps.session.messages import MemberStatus, Status
 
 
@@ -24,6 +24,7 @@ def status_of(
     dataplane: DataPlane,
     tally: Tally,
     flows: FlowWatch,
+    waits: Waits,
     preparing: str,
     now: float,
     run: str | None = None,
@@ -89,6 +90,7 @@ def status_of(
             dataplane,
             tally,
             flows,
+            waits,
             preparing,
             now,
             script=runs or (part is not None and part.script),
@@ -102,6 +104,7 @@ def _activity_of(
     dataplane: DataPlane,
     tally: Tally,
     flows: FlowWatch,
+    waits: Waits,
     preparing: str,
     now: float,
     *,
@@ -109,7 +112,7 @@ def _activity_of(
 ) -> Activity:
     """The counts, and the members that are waited for."""
     ring, phase, traffic = node.ring, node.phase_in_force, read_traffic(dataplane.iface)
-    waits_for = awaited(node).union(
+    waits_for = frozenset(find_late(node)).union(
         *(flows.awaited(channel) for channel in range(1, len(node.rounds)))
     )
     return Activity(
@@ -142,6 +145,11 @@ def _activity_of(
         script=script,
         pushes=tally.pushes,
         channels=flows.activity(),
+        slow=tuple(
+            SlowActivity(_number_of(node, of.host), of.part, of.what.value) for of in waits.slow()
+        ),
+        switch_asked=tally.asked_of[wire.SWITCH],
+        switch_resent=tally.resent_to[wire.SWITCH],
     )
 
 
@@ -162,26 +170,9 @@ def _role_of(node: Node, number: int) -> str:
     return "server" if number in phase.serving.servers else "worker"
 
 
-def awaited(node: Node) -> frozenset[int]:
-    """The members that the open round waits for while others are done, as far as this host knows.
-
-    While the list is open they are those with a share that have not offered; then those that lack fragments. The list
-    is empty while all of them are at work.
-    """
-    ring = node.ring
-    token = ring.token if ring is not None else None
-    if ring is None or token is None or token.round != ring.round:
-        return frozenset()
-    takes_part, lines = node.view.live, token.lines
-    if token.state == wire.TokenState.CLOSING:
-        found = frozenset(k for k in takes_part if not lines[k - 1].complete)
-    else:
-        takes_part = frozenset(k for k in takes_part if ring.phase.shares[k - 1])
-        if isinstance(ring, ChannelledRing) and ring.step is not None and ring.step.listed:
-            takes_part &= ring.step.listed.keys()  # of the step
-        settled = frozenset(k for k in takes_part if lines[k - 1].settled) | ring.offered
-        found = takes_part - settled
-    return found if found < takes_part else frozenset()
+def _number_of(node: Node, host: Host) -> int:
+    """The number of the member with that MAC address; 0: it is a Linux switch."""
+    return next((m.number for m in node.members if m.mac == host), 0)
 
 
 def _switch_of(life: Life) -> str:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+from nicps import wire
 from nicps.job.actions import EnterView, NoteCommit
 from nicps.protocol import Member, Phase, SendFragments
 
@@ -18,7 +19,8 @@ BOUNDS = (
 
 
 class Tally:
-    """Counted since the agent began; members by their MAC addresses, as a list may give them other numbers.
+    """Counted since the agent began; members by their MAC addresses, as a list may give them other numbers. A Linux
+    switch has the address `wire.SWITCH`.
 
     Attributes: `round_counts`, rounds by the class of their seconds (`BOUNDS`), the last one for all above;
     `samples_of`, counted of each member; `asked_of`, fragments that it was asked for again; `resent_to`, fragments
@@ -100,5 +102,4 @@ class Tally:
         total = striped.fragments or phase.fragments_in(action.round, action.channel)
         for first, count in action.ranges:
             owner = striped.owner(first, total)  # a range lies in one stripe
-            if owner:  # 0 is a switch
-                counts[members[owner - 1].mac] += count
+            counts[members[owner - 1].mac if owner else wire.SWITCH] += count

@@ -164,10 +164,12 @@ class Engine(ABC):
 
 @dataclass(frozen=True)
 class Nicps(Engine):
-    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key."""
+    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key; `compiles`: training programs
+    compile the loops for long vectors, whatever the vectors' length."""
 
     asked: str
     keyed: bool
+    compiles: bool = False
 
     @classmethod
     def of(cls, asked: str, lane: str, size: Size, *, keyed: bool = False) -> Nicps:
@@ -258,6 +260,7 @@ class Nicps(Engine):
             "quorum": 1.0,
             "exchange": self.asked,
             "feedback": False,
+            "compiles": self.compiles,
         }
         channel = agents[0].submit(folder, entry="nicps.bench.reduce_job", settings=settings)
         stack.callback(channel.close)

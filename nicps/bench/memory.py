@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,16 @@ from nicps.bench.arguments import host_count, names, need_memory, several, whole
 from nicps.bench.engines import Nicps, Running, Size
 from nicps.lab.agents import open_folder
 from nicps.rates import parse_rate
+from nicps.session.loops import LEAST_NUMBERS
 
 DESCRIPTION = """\
 Memory of a host whose network sums float32 vectors, each round's in the last and the next to last bank: the BPF maps
 of its agent, as the kernel accounts for them; the memory that agent and training program share; and what each of the
 two has for itself, less what it has with vectors of one number. The training program's own vectors are two, what it
-gives and the sum: 8 bytes a value of what `program` says. Figures are means over the hosts."""
+gives and the sum: 8 bytes a value of what `program` says. `loops` are the loops that numba compiles for long vectors of
+stripes and a Linux switch: a constant of each training program, which is not in `program` and not in the sum. Figures
+are means over the hosts. Of a Linux switch that adds (exchange `switch`) they are the BPF maps of the box, and the
+memory of its process."""
 _ROUNDS = 4  # both banks are used, and every page of the residual
 _READY_S = 120.0
 _RATE = "1gbit"
@@ -33,16 +37,18 @@ _RATE = "1gbit"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of a host."""
+    """Bytes of a host, and of a Linux switch that adds."""
 
     maps: float
     shared: float
     program: float
     agent: float
+    switch_maps: float = 0.0
+    switch_process: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All of the host."""
         return self.maps + self.shared + self.program + self.agent
 
     def less(self, other: Held) -> Held:
@@ -53,7 +59,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One exchange with lanes of one width; bytes a host."""
+    """One exchange with lanes of one width; bytes a host, and of a Linux switch that adds."""
 
     exchange: str
     lane: str
@@ -64,6 +70,9 @@ class Measured:
     program: int
     agent: int
     bytes_a_value: float
+    loops: int
+    switch_maps: int
+    switch_process: int
 
 
 def add_parser(subparsers: Any) -> None:
@@ -74,9 +83,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--lane", type=names(LANES), default=LANES, help="lanes (i32,i16,i8)")
     parser.add_argument(
         "--exchange",
-        type=names(EXCHANGES[:2]),
+        type=names(EXCHANGES),
         default=EXCHANGES[:2],
-        help="exchanges to measure (broadcast,stripes)",
+        help="exchanges to measure: broadcast,stripes,switch (broadcast,stripes)",
     )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
@@ -85,12 +94,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     found: list[Measured] = []
-    empty: dict[str, Held] = {}
+    empty: dict[tuple[str, str, bool], Held] = {}
     with open_folder("nicps-bench-") as folder:
         numbers = itertools.count(1)
 
-        def measure(exchange: str, lane: str, hosts: int, params: int) -> Held:
+        def measure(
+            exchange: str, lane: str, hosts: int, params: int, *, compiles: bool = False
+        ) -> Held:
             engine = Nicps.of(exchange, lane, Size(hosts, params, parse_rate(_RATE)))
+            engine = replace(engine, compiles=compiles)
             need_memory(engine.memory, f"--params {params:,}")
             number = next(numbers)
             lab = f"bench-{os.getpid()}-{number}"
@@ -98,21 +110,28 @@ def run(args: argparse.Namespace) -> int:
                 return _hold(running, hosts)
 
         for hosts, lane, exchange in itertools.product(args.hosts, args.lane, args.exchange):
-            if exchange not in empty:
-                empty[exchange] = measure(exchange, lane, 2, 1)
-            held = measure(exchange, lane, hosts, args.params).less(empty[exchange])
-            found.append(_row(exchange, lane, hosts, args.params, held))
+            compiles = exchange != EXCHANGES[0] and args.params >= LEAST_NUMBERS
+            plain, process = (exchange, "", False), (exchange, lane, True)
+            for key in (plain, process) if compiles else (plain,):
+                if key not in empty:
+                    empty[key] = measure(exchange, lane, 2, 1, compiles=key == process)
+            base = empty[process if compiles else plain]
+            held = measure(exchange, lane, hosts, args.params).less(base)
+            loops = round(base.less(empty[plain]).program)
+            found.append(_row(exchange, lane, hosts, args.params, held, loops))
             _show(found[-1])
     if args.json:
         print(orjson.dumps({"results": [asdict(each) for each in found]}).decode())
     return 0
 
 
-def _row(exchange: str, lane: str, hosts: int, params: int, held: Held) -> Measured:
+def _row(exchange: str, lane: str, hosts: int, params: int, held: Held, loops: int) -> Measured:
     parts = (held.maps, held.shared, held.program, held.agent)
     maps, shared, program, agent = (round(part) for part in parts)
     each = round(held.total / params, 2)
-    return Measured(exchange, lane, hosts, params, maps, shared, program, agent, each)
+    switch = round(held.switch_maps), round(held.switch_process)
+    of = exchange, lane, hosts, params
+    return Measured(*of, maps, shared, program, agent, each, loops, *switch)
 
 
 def _hold(running: Running, hosts: int) -> Held:
@@ -130,6 +149,8 @@ def _hold(running: Running, hosts: int) -> Held:
         sum(map(file_bytes, agents)) / hosts,
         sum(map(anonymous_bytes, programs)) / hosts,
         sum(map(anonymous_bytes, agents)) / hosts,
+        sum(map(map_bytes, running.switch)),
+        sum(map(anonymous_bytes, running.switch)),
     )
     server.start()
     server.gather()
@@ -177,9 +198,13 @@ def _listed(folder: Path) -> Iterable[Path]:
 def _show(row: Measured) -> None:
     parts = (row.maps, row.shared, row.program, row.agent)
     maps, shared, program, agent = (f"{part / 1e6:6.1f}" for part in parts)
+    more = f"; loops {row.loops / 1e6:.1f} MB" if row.loops else ""
+    if row.switch_maps:
+        box = row.switch_maps / 1e6, row.switch_process / 1e6
+        more += f"; switch: maps {box[0]:.1f} MB  process {box[1]:.1f}"
     print(
         f"{row.hosts} hosts  {row.exchange:<9} {row.lane:<3}  maps {maps} MB  shared {shared}  program {program}  "
-        f"agent {agent}  all {sum(parts) / 1e6:6.1f} MB, {row.bytes_a_value} bytes a value",
+        f"agent {agent}  all {sum(parts) / 1e6:6.1f} MB, {row.bytes_a_value} bytes a value{more}",
         file=sys.stderr,
         flush=True,
     )

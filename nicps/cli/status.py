@@ -12,7 +12,7 @@ import orjson
 
 from nicps.cli.arguments import add_socket
 from nicps.cli.submit import progress_line
-from nicps.cli.topframe import STATES
+from nicps.cli.topframe import STATES, slow_hosts
 from nicps.session.commands import ask, connect
 from nicps.session.fields import values
 from nicps.session.messages import AskStatus, Status
@@ -68,6 +68,8 @@ def text(status: Status) -> str:
         lines.append(f"job        {status.job}")
         if status.progress:
             lines.append(f"progress   training {progress_line(status.progress)}")
+        if slow := slow_hosts(status):
+            lines.append(f"slow       {slow}")
     if status.other_job:
         lines.append(
             f"other job  {status.other_job}: without this host, which takes part in the next"

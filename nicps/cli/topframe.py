@@ -223,6 +223,8 @@ def _job_rows(looks: Looks) -> Iterator[Row]:
     often = _often(names, looks.awaited)
     text = ", ".join(waits) or "nobody in particular"
     yield Row("waits for", text + (f"  (of the last looks: {', '.join(often)})" if often else ""))
+    if slow := slow_hosts(status):
+        yield Row("slow", slow, "yellow")
     yield from _channel_rows(looks, names)
 
 
@@ -283,6 +285,28 @@ def _traffic(figure: str) -> Callable[[Status, Activity], float]:
 
 def _counter(reason: str) -> Callable[[Status, Activity], float]:
     return lambda status, _: status.counters.get(reason, 0)
+
+
+#: What training waits for (`nicps.session.activity.SLOW_WHATS`), for people.
+_WAITED = {
+    "gradient": "for its gradient",
+    "sums": "for its sums",
+    "mark": "until it has all sums",
+}
+
+
+def slow_hosts(status: Status) -> str:
+    """The hosts that training waits for much longer than for the others, in one line; empty if there are none."""
+    activity, parts = status.activity, list[str]()
+    if activity is None:
+        return ""
+    names = {m.number: plain(m.name) for m in status.members} | {0: "the Linux switch"}
+    for of in activity.slow:
+        text = f"{names.get(of.number, '?')}: training waits {of.part:.0%} of the time {_WAITED[of.what]}"
+        if not of.number and activity.switch_asked:
+            text += f", {activity.switch_asked:,} sums asked for again"
+        parts.append(text)
+    return "; ".join(parts)
 
 
 def plain(text: str) -> str:

@@ -53,6 +53,9 @@ class Choice:
         self._waits = 0
         self._waited_in = 0  # the view in which the switch has been waited for
         self._said = ""
+        self._instead: Exchange | None = (
+            None  # of an exchange that has failed, as the user was told
+        )
 
     # ---- the next phase
 
@@ -78,19 +81,32 @@ class Choice:
 
     def explain(self, exchange: Exchange, fragments: int) -> Orders:
         """The choice and its reason: logged once, and again if the exchange or the reason changes."""
-        if not self._tries_switch:
-            return []
-        why = self._node.switch.find_lack(fragments, self._plan.width)
-        if exchange.central:
-            text = f"exchange {exchange.name}: the switch adds"
-        else:
-            text = f"exchange {exchange.name}: {why or 'it has been chosen without the switch'}"
+        why, warns = self._reason(exchange, fragments)
+        text = f"exchange {exchange.name}: {why}"
         if text == self._said:
             return []
-        self._said = text
-        if why and self._plan.names_switch:
-            return [PublishEvent("warning", {"message": text})]
-        return [Log(text)]
+        self._said, known = text, exchange is self._instead
+        if known:  # with the reason, as the one before failed
+            self._instead = None
+            return []
+        return [PublishEvent("warning", {"message": text}) if warns else Log(text)]
+
+    def _reason(self, exchange: Exchange, fragments: int) -> tuple[str, bool]:
+        """Why it is this exchange, and whether the user has asked for another one."""
+        plan = self._plan
+        if exchange.central:
+            return "the switch adds", False
+        if self._tries_switch and not exchange.needs_trust:
+            lack = self._node.switch.find_lack(fragments, plan.width)
+            text = lack or "it has been chosen without the switch"
+            return text, bool(lack) and plan.names_switch
+        if exchange is not plan.exchange:
+            alone = len(self._node.view.live) == 1
+            return (
+                "one host trains alone" if alone else f"{plan.exchange.name} has been given up",
+                False,
+            )
+        return "the Linux switch has been given up" if self.switch_failed else plan.why, False
 
     def choose_servers(
         self, counted: Collection[int], fragments: int
@@ -150,7 +166,7 @@ class Choice:
     def refuse_stripes(self, reason: str) -> Orders:
         """A member's kernel takes no frames of stripes, and so none of a Linux switch: every host adds for itself."""
         self._failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
-        self.exchange = Exchange.BROADCAST
+        self.exchange = self._instead = Exchange.BROADCAST
         text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"
         return [PublishEvent("warning", {"message": text})]
 
@@ -162,6 +178,6 @@ class Choice:
         after = exchange.fallback
         while after in self._failed and after.fallback is not None:
             after = after.fallback
-        self.exchange = after
+        self.exchange = self._instead = after
         known = "" if after is exchange.fallback else f"; that has failed before: {after.name}"
         return [PublishEvent("warning", {"message": exchange.fails + known})]

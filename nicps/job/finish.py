@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,8 +56,8 @@ class Finish:
         streams: numbers for streams.
 
     Attributes: `expected`, fragments that the kernel must have taken in the committed rounds; `asked_again`, fragments
-    sent again because the switch's sums of them had not come; `differed`, hosts whose weights differed from the
-    others'.
+    sent again because the switch's sums of them had not come; `exchanges`, training rounds by the exchange that made
+    their sums; `differed`, hosts whose weights differed from the others'.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Finish:
         self._node, self._tasks, self._owner = node, tasks, owner
         self._hand_out, self._streams = hand_out, streams
         self.expected = self.asked_again = 0
+        self.exchanges: Counter[str] = Counter()
         self.differed: list[dict[str, Any]] = []
         self._answer: bytes | None = None  # to FINISH
         self._served, self._serves = ServedTally(), False
@@ -74,6 +76,8 @@ class Finish:
 
     def note_commit(self, commit: Committed) -> None:
         """A round counts: the kernel has taken the others' fragments, or the switch's sums."""
+        if commit.phase.kind is wire.PhaseKind.TRAIN and commit.counted:
+            self.exchanges[commit.exchange.name] += 1
         if commit.phase.serving is not None:
             self._served.synchronisations += bool(commit.counted)
             self._serves = True
@@ -143,6 +147,7 @@ class Finish:
             "differed": self.differed,
             "fragments_expected": self.expected,
             "sums_asked_again": self.asked_again,
+            "exchanges": dict(self.exchanges),
         }
         if self._serves:
             facts["served"] = self._served.facts(system)

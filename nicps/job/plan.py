@@ -54,7 +54,7 @@ class Plan:
     without feedback: its program knows what they hold. `servers`: parameters are at servers, with
     a synchronisation after `every` pushes, whose `staleness` counts; None: at all members. `sets`: the first fragment
     of parameters of set 2, where workers have partners (B3), or 0. `planned`: a step of training takes the rounds of a
-    plan, by stripes, on several channels (docs/channels.md).
+    plan, by stripes, on several channels (docs/channels.md). `asked`: the job's setting `exchange`.
     """
 
     job: str
@@ -79,6 +79,7 @@ class Plan:
     staleness: bool = True
     sets: int = 0
     planned: bool = False
+    asked: str = "auto"
 
     @classmethod
     def of(
@@ -121,7 +122,21 @@ class Plan:
             staleness=bool(settings.get("staleness", True)),
             sets=second_begins(settings, sets),
             planned=planned,
+            asked=asked,
         )
+
+    @property
+    def why(self) -> str:
+        """The reason for `exchange`, for people."""
+        if self.servers is not None:
+            return "the parameters are at servers"
+        if self.group or self.steps or self.planned:
+            return "rounds of several sizes need it"
+        if self.asked != "auto":
+            return "the job's setting"
+        if self.exchange.needs_trust:
+            return "auto, and this host believes a P4 switch (--mode switch)"
+        return "auto, and this host believes no switch"
 
     @property
     def sized(self) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nicps import wire
 from nicps.protocol.actions import Action
@@ -13,6 +13,7 @@ from nicps.protocol.control import Control
 from nicps.protocol.exchange import exchanger_of
 from nicps.protocol.kernel import KernelState, Receiver
 from nicps.protocol.phase import AdaptiveTimeout, Phase, Timings
+from nicps.protocol.signals import Late
 from nicps.protocol.step import Step
 from nicps.protocol.timers import FailureDetector, MarkTimer, Retransmission, Want
 from nicps.protocol.token import TokenState
@@ -118,6 +119,10 @@ class RingParts:
     def asks_switch(self) -> bool:
         """Sums are made by a Linux switch, and it is asked for those that lack."""
         return 0 in self._exchange.aggregators
+
+    def find_late(self) -> Mapping[int, Late]:
+        """Whose contributions or sums the open round lacks here, if it can be told; 0 is a Linux switch."""
+        return self._exchange.find_late()
 
     @property
     def kernel(self) -> KernelState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from nicps.protocol.actions import Action
@@ -16,6 +17,14 @@ from nicps.protocol.view import Successor
 
 #: Fragments that a member lacks, by the number of their sender.
 Lacks: TypeAlias = Mapping[int, int]
+
+
+class Late(StrEnum):
+    """What of a member an open round waits for, or of a switch that adds."""
+
+    GRADIENT = "gradient"  # its offer, or its contributions
+    SUMS = "sums"  # those of an aggregator
+    MARK = "mark"  # it lacks something that others have
 
 
 @dataclass(frozen=True, slots=True)

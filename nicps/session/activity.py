@@ -21,6 +21,10 @@ from nicps.session.fields import (
 )
 from nicps.wire import MAX_CHANNELS, MAX_MEMBERS
 
+_PART = number(0)
+#: What rounds wait for (`nicps.protocol.signals.Late`).
+SLOW_WHATS = ("gradient", "sums", "mark")
+
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
@@ -62,6 +66,26 @@ class MemberActivity:
     ]
     resent: Annotated[
         int, Field(COUNT, "fragments that this host has sent again to it, and to it alone")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowActivity:
+    """A host, or a Linux switch, that the rounds of training wait for much longer than for the others."""
+
+    number: Annotated[
+        int, Field(whole(0, MAX_MEMBERS), "its place in the list; 0 is a Linux switch")
+    ]
+    part: Annotated[
+        float, Field(_PART, "in this part of the time of the last seconds rounds waited for it")
+    ]
+    what: Annotated[
+        str,
+        Field(
+            choice(*SLOW_WHATS),
+            "mostly for this: `gradient`, its own; `sums`, those of its stripe, or of the switch; `mark`, as it lacks"
+            " something that others have",
+        ),
     ]
 
 
@@ -150,3 +174,16 @@ class Activity:
             "of a job with `priorities`, while it trains; otherwise empty",
         ),
     ] = ()
+    slow: Annotated[
+        tuple[SlowActivity, ...],
+        Field(
+            listed(record(SlowActivity), "objects"),
+            "hosts that the rounds of training wait for much longer than for the others, the slowest first",
+        ),
+    ] = ()
+    switch_asked: Annotated[
+        int, Field(COUNT, "sums that this host has asked a Linux switch for again")
+    ] = 0
+    switch_resent: Annotated[
+        int, Field(COUNT, "fragments that this host has sent again to a Linux switch")
+    ] = 0

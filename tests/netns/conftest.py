@@ -7,8 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns.members import Network
+from tests.netns.members import DEFAULTS, Network
 from tests.netns.warm import started_warm
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Jobs that name no exchange take that of `--exchange`."""
+    DEFAULTS["exchange"] = config.getoption("exchange")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -42,6 +42,9 @@ LIGHT = ROOT / "tests" / "netns" / "light_trainer.py"
 RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
 LIGHT_NICPS = [sys.executable, "-m", light_nicps.__name__]
 
+#: Settings of jobs that name no others. `--exchange` of pytest puts another exchange here.
+DEFAULTS: dict[str, Any] = {"exchange": "broadcast"}
+
 #: A job that needs no files and trains in no time; `tiny_job` puts more text behind it.
 TINY = """
 import os
@@ -328,11 +331,12 @@ class Network:
     def submit(self, host: str, job: Path, *, light: bool = False, **settings: Any) -> Channel:
         """Submit on that host; events and the result come through the channel.
 
-        Without another `exchange` every host adds for itself, or the switch does: `tests.reference` knows these sums.
+        Without another `exchange` it is that of `DEFAULTS`: in broadcast every host adds for itself, and
+        `tests.reference` knows these sums. Where a P4 switch adds no default holds.
         """
         entry = light_nicps.ENTRY if light or self.light else None
         if "--mode" not in self.arguments:
-            settings = {"exchange": "broadcast", **settings}
+            settings = {**DEFAULTS, **settings}
         return self.agents[host].submit(job, settings=settings, entry=entry)
 
     def train(

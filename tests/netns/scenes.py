@@ -20,7 +20,7 @@ import numpy as np
 from nicps.session.channel import Channel
 from tests import mixed_rounds
 from tests.netns.labs import until
-from tests.netns.members import Run, tiny_job
+from tests.netns.members import DEFAULTS, Run, tiny_job
 from tests.netns.stage import Stage
 
 #: What hosts have saved of a round, by member number.
@@ -332,7 +332,7 @@ class Drill:
             assert not sums or round_ <= self.forgiven or len(digests) == 1, (round_, digests)
         width = int(str(self.settings.get("lane", "i16"))[1:])
         self.made = mixed_rounds.check(width, rounds, self.stage.boots())
-        asked = self.settings.get("exchange", "broadcast")
+        asked = self.settings.get("exchange", DEFAULTS["exchange"])
         if asked != "auto":
             assert {*self.made} <= {"broadcast" if asked == "broadcast" else "stripes"}, self.made
         return sum(

@@ -82,18 +82,24 @@ def test_allreduce_with_a_key_beside_one_without(checkout: Path) -> None:
 def test_memory_is_what_the_formula_says(checkout: Path) -> None:
     """docs/architecture.md, "Memory of a host"."""
     params = 2_000_000
-    found = bench(checkout, f"memory --hosts 2 --params {params} --lane i8")["results"]
-    broadcast, stripes = found
-    assert [row["exchange"] for row in found] == ["broadcast", "stripes"]
+    command = f"memory --hosts 2 --params {params} --lane i8 --exchange broadcast,stripes,switch"
+    found = bench(checkout, command)["results"]
+    broadcast, stripes, switch = found
+    assert [row["exchange"] for row in found] == ["broadcast", "stripes", "switch"]
     fragments = -(-params // 1440)
     assert broadcast["maps"] == pytest.approx(2 * (11520 + 192) * fragments, rel=0.02)
     assert broadcast["shared"] == pytest.approx(2 * 1441 * fragments, rel=0.02)
     due = 2 * (1448 + 1472) * fragments + 2 * (11520 + 384) * (fragments // 2 + 1)
     assert stripes["maps"] == pytest.approx(due, rel=0.02)
-    assert stripes["shared"] == 0
+    assert switch["maps"] == pytest.approx(2 * (1448 + 1472) * fragments, rel=0.02)
+    assert stripes["shared"] == switch["shared"] == 0
     # The residual, two of them in broadcast, and two vectors; and what a batch needs.
-    for row, each in ((broadcast, 16), (stripes, 12)):
-        assert each * params <= row["program"] < each * params + 4e6
+    for row, each in ((broadcast, 16), (stripes, 12), (switch, 12)):
+        assert each * params - 1e6 <= row["program"] < each * params + 4e6
+    assert switch["switch_maps"] == pytest.approx(2 * (48 + 1440 + 11520) * fragments, rel=0.02)
+    assert switch["switch_process"] < 4e6
+    assert broadcast["switch_maps"] == stripes["switch_maps"] == broadcast["loops"] == 0
+    assert stripes["loops"] < 100e6  # numba's
 
 
 @pytest.mark.long

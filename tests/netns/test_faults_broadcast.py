@@ -19,6 +19,7 @@ def model():
 FRAGMENTS, IN_KERNEL = 934, 512
 
 
+@pytest.mark.needs_exchange("broadcast", "test_faults_stripes.py kills an aggregator in mid-round")
 @pytest.mark.long
 def test_a_host_dies_in_its_broadcast() -> None:
     """Part of its gradient has arrived and cannot be repaired: the round is done again without it."""

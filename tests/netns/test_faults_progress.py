@@ -84,6 +84,7 @@ def test_a_port_that_passes_no_full_frames(drill: Drill, number: int) -> None:
     drill.exact()
 
 
+@pytest.mark.needs_exchange("broadcast", "training programs cannot write to the sums of stripes")
 def test_a_claim_that_stays_set(drill: Drill) -> None:
     """The training program can write to the slots. Nothing is taken at that host until it comes back to new ones."""
     host = drill.host(2)
@@ -99,6 +100,7 @@ def test_a_claim_that_stays_set(drill: Drill) -> None:
     drill.exact()
 
 
+@pytest.mark.needs_exchange("broadcast", "aggregators refuse exponents of stripes (tests/xdp)")
 def test_a_shift_over_the_limit(drill: Drill) -> None:
     """The host does not send it, and the job ends for all with one line that names host, round and fragment."""
     host = drill.host(2)

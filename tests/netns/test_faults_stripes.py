@@ -204,7 +204,7 @@ def test_a_switch_forgets_where_hosts_are(drill: Drill) -> None:
 
 @pytest.mark.long
 def test_a_slow_processor(drill: Drill) -> None:
-    """An agent that has a third of its time."""
+    """An agent that has a third of its time; the others see that they wait for it."""
     host, stop = drill.host(2), threading.Event()
 
     def starve() -> None:
@@ -214,10 +214,15 @@ def test_a_slow_processor(drill: Drill) -> None:
             drill.stage.lab.resume(host, "agent")
             stop.wait(0.05)
 
+    def names_it(other: str) -> bool:
+        slow = drill.status(other)["activity"].get("slow", ())
+        return [of["number"] for of in slow] == [drill.number(host)]
+
     thread = threading.Thread(target=starve)
     thread.start()
     try:
         drill.goes_on(*drill.stage.names, rounds=5)
+        drill.until(lambda: all(map(names_it, drill.others(host))), f"all others name {host}")
     finally:
         stop.set()
         thread.join()

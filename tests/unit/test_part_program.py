@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nicps import wire
@@ -16,7 +18,7 @@ from nicps.job.actions import (
     StartProgram,
 )
 from nicps.job.orders import Depart, Fail, MarkRead, Warn
-from nicps.protocol import Offer
+from nicps.protocol import Committed, Offer
 from nicps.session import shared_form as says
 from tests.parts import LANES, ROUND, Host, training
 
@@ -89,6 +91,19 @@ def test_what_the_kernel_has_taken_is_counted_in_the_view_of_the_round(host: Hos
     host.commits(host.part.phase)
     assert host.found(CountFragments) == [CountFragments(ROUND)]
     assert host.part.finish.expected == 600
+
+
+def test_rounds_are_counted_by_the_exchange_that_made_their_sums(host: Host) -> None:
+    """Those of training, in which somebody is counted."""
+    phase = host.part.phase
+    assert phase is not None
+    host.commits(phase)
+    both = Committed(phase, ROUND + 1, {1: 4, 2: 4}, -20, -20, Exchange.STRIPES)
+    for commit in (both, replace(both, round=ROUND + 2), replace(both, counted={})):
+        host.part.finish.note_commit(commit)
+    test = replace(both, phase=training(kind=wire.PhaseKind.TEST))
+    host.part.finish.note_commit(test)
+    assert host.part.finish.exchanges == {"switch": 1, "stripes": 2}
 
 
 # ---- a training program that ends

@@ -93,12 +93,38 @@ def test_a_run(run: Run) -> None:
         "fragments_sent_again": 3,
         "sums_asked_again": 0,
         "token_turns": 90,
+        "exchanges": {},
+        "slow": [],
         "channels": 1,
         "step_seconds": None,
         "wait_seconds": None,
         "predicted_seconds": None,
         "system": "R",
     }
+
+
+def test_what_made_the_sums_is_said_by_the_host_that_was_there_longest(run: Run) -> None:
+    run.facts("h1", rounds=3, exchanges={"stripes": 3})
+    run.facts("h2", exchanges={"stripes": 5, "broadcast": 3})
+    assert run.result["exchanges"] == {"stripes": 5, "broadcast": 3}
+
+
+def test_slow_hosts_are_named_from_what_all_have_measured(run: Run) -> None:
+    """A Linux switch has no name. Hosts of an older nicps have measured nothing."""
+    waited = [
+        {"name": "h2", "what": "gradient", "seconds": 4.0},
+        {"name": "h2", "what": "mark", "seconds": 1.0},
+        {"name": "h3", "what": "gradient", "seconds": 0.5},
+        {"name": None, "what": "sums", "seconds": 3.0},
+    ]
+    run.facts("h1", waited={"seconds": 10.0, "for": waited})
+    run.facts("h2", waited={"seconds": 10.0, "for": waited[:2]})
+    assert run.result["slow"] == [{"name": "h2", "part": 0.5, "what": "gradient"}]
+    run.facts("h2", waited={"seconds": 10.0, "for": [{**waited[3], "seconds": 9.0}]})
+    assert run.result["slow"] == [
+        {"name": None, "part": 0.6, "what": "sums"},
+        {"name": "h2", "part": 0.25, "what": "gradient"},
+    ]
 
 
 SERVED = {"system": "S", "pushes": 0, "synchronisations": 3, "versions": 0, "staleness": [0, 0, 0]}

@@ -133,3 +133,36 @@ def test_a_job_without_a_test_has_no_accuracy() -> None:
 
     assert "last job   run-1: test accuracy 0.5" in last(test_accuracy=0.5).splitlines()
     assert "last job   run-1: done" in last(test_accuracy=None).splitlines()
+
+
+def test_slow_hosts_are_named() -> None:
+    """Also a Linux switch, which is no member."""
+    seconds = {"bounds": [], "counts": [], "sum": 0}
+    numbers = dict.fromkeys(("rounds", "tests", "samples", "views", "evictions", "returns"), 0)
+    numbers |= dict.fromkeys(("frames_sent", "fragments_resent", "fragments_asked"), 0)
+    activity = {
+        **numbers,
+        "uptime_s": 9,
+        "exchange": "linux-switch",
+        "lane": "i16",
+        "parked": False,
+        "members": [],
+        "round_seconds": seconds,
+        "traffic": None,
+        "preparing": "",
+        "switch_asked": 1200,
+    }
+
+    def slow(*found: tuple[int, float, str]) -> list[str]:
+        rows = [{"number": n, "part": part, "what": what} for n, part, what in found]
+        lines = text(status(activity=activity | {"slow": rows})).splitlines()
+        return [line for line in lines if line.startswith("slow ")]
+
+    assert slow() == []
+    assert slow((3, 0.414, "gradient")) == [
+        "slow       h3: training waits 41% of the time for its gradient"
+    ]
+    assert slow((3, 0.5, "mark"), (0, 0.25, "sums")) == [
+        "slow       h3: training waits 50% of the time until it has all sums;"
+        " the Linux switch: training waits 25% of the time for its sums, 1,200 sums asked for again"
+    ]

@@ -31,14 +31,20 @@ LINUX, STRIPES, P4 = Exchange.LINUX_SWITCH, Exchange.STRIPES, Exchange.SWITCH
 class Leader:
     """A host that leads a job whose model is built, and what it decides."""
 
-    def __init__(self, asked: str = "auto", believes: bool = True, **found: Any) -> None:
+    def __init__(
+        self,
+        asked: str = "auto",
+        believes: bool = True,
+        own: Exchange = Exchange.BROADCAST,
+        **found: Any,
+    ) -> None:
         self.host = Host()
         self.host.builds()
         self.spot = self.host.spot
         self.spot.leads = True
         settings = {**SETTINGS, "exchange": asked}
-        own = Plan.choose(settings, Exchange.BROADCAST, believes_switch=believes)
-        plan = Plan.of("job", settings, own, believes_switch=believes)
+        exchange = Plan.choose(settings, own, believes_switch=believes)
+        plan = Plan.of("job", settings, exchange, believes_switch=believes)
         known = Found(able=True, trained=True, finishing=False, **found)
         self.lead = Lead(plan, self.spot, self.host.tasks, itertools.count(1), known, 0.0)
         self.course = self.lead.course
@@ -127,11 +133,34 @@ def test_without_one_the_hosts_add(asked: str) -> None:
     assert len(warned) == (asked == "switch")
 
 
-def test_a_host_that_believes_none_says_nothing() -> None:
-    leader = Leader(believes=False)
+@pytest.mark.parametrize(
+    ("asked", "own", "text"),
+    [
+        ("auto", Exchange.BROADCAST, "exchange stripes: auto, and this host believes no switch"),
+        ("auto", P4, "exchange switch: auto, and this host believes a P4 switch (--mode switch)"),
+        ("switch", P4, "exchange switch: the job's setting"),
+        ("stripes", P4, "exchange stripes: the job's setting"),
+        ("broadcast", P4, "exchange broadcast: the job's setting"),
+    ],
+)
+def test_a_choice_without_a_linux_switch_is_said_once(asked: str, own: Exchange, text: str) -> None:
+    leader = Leader(asked, believes=False, own=own)
     leader.comes()
     leader.installed()
-    assert leader.decided == [STRIPES] and leader.told == []
+    leader.installed()
+    assert leader.told == [text] and text.startswith(f"exchange {leader.decided[0].name}: ")
+    assert not leader.host.found(PublishEvent), "no warning"
+
+
+def test_a_host_that_is_left_alone_says_so_and_that_it_is_not() -> None:
+    leader = Leader(believes=False, own=P4)
+    for number, live in enumerate(({1, 2, 3}, {1}, {1, 2}), 1):
+        leader.spot.view = View(number, MEMBERS, frozenset(live), 1)
+        leader.installed()
+    assert [text.partition(":")[0] for text in leader.told] == [
+        *("exchange switch", "exchange broadcast", "exchange switch")
+    ]
+    assert leader.told[1] == "exchange broadcast: one host trains alone"
 
 
 def test_training_waits_for_a_switch_that_is_heard() -> None:
@@ -257,7 +286,8 @@ def test_the_next_lead_knows_that_it_was_given_up() -> None:
     assert next_one.host.part.switch_failed
     next_one.comes()
     next_one.installed()
-    assert next_one.decided == [STRIPES] and next_one.told == []
+    assert next_one.decided == [STRIPES]
+    assert next_one.told == ["exchange stripes: the Linux switch has been given up"]
 
 
 # ---- the round whose remainders are used first

@@ -63,9 +63,18 @@ def test_repairs_are_whose_stripe_it_is() -> None:
     assert tally.resent_to == {B: 2, D: 1}
     tally.note_repairs(replace(asks, repair=False), PHASE, MEMBERS)
     tally.note_repairs(replace(asks, striped=None), PHASE, MEMBERS)  # to all
-    switch = replace(striped, aggregators=(0,))
-    tally.note_repairs(replace(asks, striped=switch), PHASE, MEMBERS)
-    assert tally.asked_of.total() == 3
+    assert tally.asked_of.total() == tally.resent_to.total() == 3
+
+
+def test_repairs_of_a_switch_are_its_own() -> None:
+    tally = Tally(0.0)
+    switch = Striped(wire.FrameType.ASK, 15, 0, (0,))
+    asks = SendFragments(1, 1, 1, 0, ((2, 2), (6, 1)), True, Exchange.LINUX_SWITCH, switch)
+    tally.note_repairs(asks, PHASE, MEMBERS)
+    assert tally.asked_of == {wire.SWITCH: 3} and not tally.resent_to
+    again = replace(switch, type=wire.FrameType.CONTRIBUTION)
+    tally.note_repairs(replace(asks, samples=1, striped=again), PHASE, MEMBERS)
+    assert tally.resent_to == {wire.SWITCH: 3}
 
 
 def test_repairs_of_a_channel_are_of_its_own_rounds() -> None:

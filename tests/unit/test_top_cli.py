@@ -22,7 +22,14 @@ from rich.console import Console
 
 from nicps import cli
 from nicps.cli.topframe import Looks, frame, members_of
-from nicps.session.activity import Activity, ChannelActivity, MemberActivity, Seconds, Traffic
+from nicps.session.activity import (
+    Activity,
+    ChannelActivity,
+    MemberActivity,
+    Seconds,
+    SlowActivity,
+    Traffic,
+)
 from nicps.session.messages import LastJob, Status
 from tests.unit.test_status_cli import MEMBERS, status
 
@@ -104,6 +111,14 @@ def test_who_is_waited_for() -> None:
     assert lines[-1].endswith("waited for") and lines[-1].split()[1] == "h3"
     assert [m.awaited for m in members_of(Looks(looks))] == [0.0, 0.0, 2 / 3]
     assert line(shown([look(1.0, 1)]), "waits for") == "waits for   nobody in particular"
+
+
+def test_who_is_slow() -> None:
+    of = look(1.0, 1)
+    assert of.activity is not None and not any(text.startswith("slow") for text in shown([of]))
+    activity = replace(of.activity, slow=(SlowActivity(0, 0.5, "sums"),))
+    found = line(shown([replace(of, activity=activity)]), "slow")
+    assert found == "slow        the Linux switch: training waits 50% of the time for its sums"
 
 
 def test_figures_are_whole_in_eighty_columns() -> None:

@@ -400,3 +400,17 @@ def test_a_hosts_number_is_not_its_place_in_the_result(tmp_path: Path) -> None:
     (folder / "h1" / "agent.json").write_text(json.dumps(agent | {"number": 2}))
     assert [host.number for host in read(folder).hosts] == [1, 2, 2]
     assert write_report(folder).read_text().count("37 of 38") == 2
+
+
+def test_slow_hosts_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    assert "Slow:" not in write_report(folder).read_text()
+    result = json.loads((folder / "result.json").read_text())
+    result["slow"] = [
+        {"name": "h<2", "part": 0.414, "what": "gradient"},
+        {"name": None, "part": 0.25, "what": "sums"},
+    ]
+    (folder / "result.json").write_text(json.dumps(result))
+    page = write_report(folder).read_text()
+    assert "Slow: h&lt;2: training waited 41% of the time for its gradient" in page
+    assert "Slow: the Linux switch: training waited 25% of the time for its sums" in page

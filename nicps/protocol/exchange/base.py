@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -13,7 +13,7 @@ from nicps.protocol.actions import Action, SendFragments, Striped
 from nicps.protocol.exchange.giving_way import LineFigures
 from nicps.protocol.kernel import Receiver
 from nicps.protocol.phase import NO_REST, Phase, Timings
-from nicps.protocol.signals import Lacks
+from nicps.protocol.signals import Lacks, Late
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import View
 
@@ -154,6 +154,10 @@ class Exchanger(ABC):
     def last_took(self) -> tuple[float, float]:
         """How long the last round took from its closed list to its sums, and when they were here."""
         return 0.0, -math.inf
+
+    def find_late(self) -> Mapping[int, Late]:
+        """Whose contributions or sums the open round lacks here, if it can be told; 0 is a Linux switch."""
+        return {}
 
     # ---- what the control asks
 

@@ -20,7 +20,7 @@ from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.exchange.giving_way import GivingWay, LineFigures
 from nicps.protocol.exchange.windows import RoundTrip, Window
 from nicps.protocol.progress import BEHIND, Progress
-from nicps.protocol.signals import Lacks
+from nicps.protocol.signals import Lacks, Late
 from nicps.protocol.token import TokenState
 from nicps.protocol.view import numbers
 
@@ -165,7 +165,7 @@ class StripesExchanger(Exchanger):
         actions += self._frames(striped, fresh, repair=False) if fresh else []
         if not asks:
             return actions
-        self._note_vain(now, sum(count for _, count in asks))
+        self._note_vain(now, max(windows.PROBES, sum(n for _, n in asks)))  # no less than `_watch`
         asked = replace(striped, type=wire.FrameType.ASK)
         return actions + self._send(self._round, 0, tuple(asks), repair=True, striped=asked)
 
@@ -229,6 +229,20 @@ class StripesExchanger(Exchanger):
     def last_took(self) -> tuple[float, float]:
         """How long the last round took from its closed list to its sums, and when they were here."""
         return self._way.took_s, self._way.whole_at
+
+    def find_late(self) -> Mapping[int, Late]:
+        """Of the sums that lack here while those of all other stripes are here, or that nothing has come of for longer
+        than an answer takes: the contributors that lack, if their aggregator has told, or the aggregator.
+        """
+        if self._striped is None or self._dropped:
+            return {}
+        found = [(s, self._missing(s.here, s.end, 1)) for s in self._stripes if s.first < s.end]
+        lacking = [(stripe, ranges[0][0]) for stripe, ranges in found if ranges]
+        only, late = len(lacking) == 1 < len(found), dict[int, Late]()
+        for stripe, index in lacking:
+            if only or stripe.asks:
+                late |= self._late_in(stripe, index, only=only)
+        return late
 
     # ---- what the control asks
 
@@ -411,6 +425,23 @@ class StripesExchanger(Exchanger):
             return {stripe.owner: refused}
         answered = any(index in self._absent for index in indices)
         return lacks if answered else {stripe.owner: len(indices)}
+
+    def _late_in(self, stripe: Window, index: int, *, only: bool) -> Mapping[int, Late]:
+        """Whom the first sum of a stripe that lacks here waits for. An aggregator that lacks the contributions of all
+        others, also one that this member has sent, takes none.
+        """
+        assert self._striped is not None
+        members, mine = self._striped.members, 1 << (self._number - 1)
+        if stripe.owner == self._number:
+            whose = self._round, self._view.number, stripe.first, index + 1 - stripe.first, members
+            absent = {k for k, count in self._receiver.absent(*whose).items() if count}
+            if len(absent) > 1 and absent == set(numbers(members & ~mine)):
+                return {self._number: Late.SUMS} if only else {}
+            return dict.fromkeys(absent, Late.GRADIENT)
+        told = self._absent.get(index, 0)
+        if not told or (told & mine and index < stripe.sent):
+            return {stripe.owner: Late.SUMS}
+        return dict.fromkeys(numbers(told), Late.GRADIENT)
 
     def _frames(
         self, striped: Striped, ranges: list[tuple[int, int]], *, repair: bool
