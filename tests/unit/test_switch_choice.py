@@ -98,7 +98,7 @@ def test_settings(asked: str, own: Exchange, believes: bool, chosen: Exchange, t
 def test_a_switch_that_nobody_believes_is_refused() -> None:
     with pytest.raises(JobFailed, match="--trust-switch or --switch-key for a Linux switch"):
         Plan.choose({"exchange": "switch"}, Exchange.BROADCAST)
-    with pytest.raises(JobFailed, match="name `switch`"):
+    with pytest.raises(JobFailed, match="it must be auto, broadcast, stripes or switch"):
         Plan.choose({"exchange": "linux-switch"}, Exchange.BROADCAST, believes_switch=True)
 
 
