@@ -40,7 +40,9 @@ def test_the_same_bits_as_with_a_server_that_does_not_train(
     found = checked(run)
     assert len(found) == 6 and run.result["forced_synchronisations"] == 6
     assert {row["own_samples"] for host in run.members for row in run.training(host)} == {16}
-    assert len(counters.of("pulled")) == 1  # a question that comes before the server is ready is refused, and comes again
+    assert (
+        len(counters.of("pulled")) == 1
+    )  # a question that comes too early is refused, and comes again
     with Network(4, program=LIGHT) as four:
         four.up()
         beside = four.train(
