@@ -40,7 +40,7 @@ SLACK_S = 300.0  # for what is before the first step, and for the test that ends
 _POLL_S = 0.1
 _PORT = 29500
 #: All samples are counted, as in DDP; no checkpoints, as the rivals write none.
-_COMMON = {"quorum": 1.0, "checkpoint_s": 0.0}
+_COMMON = {"quorum": 1.0, "checkpoint_s": 0.0, "micro_batches": 1}
 _PARTS = ("compute", "wait", "network")  # as in metrics.jsonl
 _TRAINED = ("train", "push")  # likewise
 #: What nicps does to a job's training, and the rivals' program does not.
