@@ -35,6 +35,8 @@ _JOBS = Path(__file__).parents[1] / "trainer" / "jobs"
 _LIMIT_S = 1200.0
 _RATE_BPS = 1_000_000_000
 FLOAT32 = "float32"
+_MADE_BY = {"switch": "linux-switch"}  # as results name an exchange
+_LEAST_PART = 0.95  # of the rounds
 
 
 class Prepared:
@@ -147,6 +149,10 @@ def run_job(
         result, _ = await_result(channel, _LIMIT_S)
     if not result["weights_identical"]:
         raise SystemExit(f"the hosts' weights differ: {result}")
+    # A switch may be ready some rounds after the job has begun.
+    rounds, asked = result["exchanges"], str(settings["exchange"])
+    if rounds.get(_MADE_BY.get(asked, asked), 0) < _LEAST_PART * sum(rounds.values()):
+        raise SystemExit(f"rounds of exchange {asked} were made by others: {rounds}")
     (folder,) = set(runs.iterdir()) - before
     return folder
 

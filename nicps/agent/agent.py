@@ -283,10 +283,11 @@ class Agent:
         return self._driver.now
 
     def _step(self) -> None:
+        began = time.monotonic()
         events = self._loop.wait(self._seconds_to_wait())
         driver, life = self._driver, self.life
         driver.now = now = time.monotonic()
-        self._waits.note(now)
+        self._waits.note(now, now - began)
         self._loop.handle(events)
         self._frames.sync_from_kernel()
         self._frames.pump()  # others wait for these frames: other work comes after

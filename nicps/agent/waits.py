@@ -124,15 +124,15 @@ class Waits:
         """Another job begins."""
         self._recent, self.of_job = Waited(), Waited()
 
-    def note(self, now: float) -> None:
-        """The loop has waited until now, and has not handled yet what has come: until then this host knows nothing
-        new.
+    def note(self, now: float, waited_s: float) -> None:
+        """The loop has waited so long until now, and has not handled yet what has come: until then this host knows
+        nothing new.
         """
         elapsed, self._at = min(now - self._at, _MOST_S), now
         phase = self._node.phase_in_force
         if phase is None or phase.kind is not wire.PhaseKind.TRAIN or phase.serving is not None:
             return
-        late = self._find_late() if elapsed >= _LEAST_S else ()
+        late = self._find_late() if waited_s >= _LEAST_S else ()
         self._recent.add(elapsed, late)
         self.of_job.add(elapsed, late)
         if now >= self._halve_at:
@@ -151,7 +151,14 @@ class Waits:
     def slow(self) -> list[SlowHost]:
         """The hosts that have been slow in the last seconds, by MAC address."""
         members = self._node.members
-        return find_slow(self._recent, {members[k - 1].mac for k in self._node.view.live})
+        live = {members[k - 1].mac for k in self._node.view.live}
+        recent = Waited(self._recent.seconds)
+        recent.of.update(
+            (key, seconds)
+            for key, seconds in self._recent.of.items()
+            if key[0] in live or key[0] == wire.SWITCH
+        )
+        return find_slow(recent, live)
 
     def facts(self, members: Iterable[Member]) -> dict[str, Any]:
         """All of the job, for the run's result (`read_waited`)."""

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nicps.dataplane.interface import Interface
+from nicps.dataplane.interface import Interface, current_name
+from nicps.errors import InterfaceMissing
 
 _SYS = Path("/sys/class/net")
 
 
 def switch_threads(interface: Interface, on: bool) -> bool:
     """Receive in threads, or do not; whether that has changed something. Not every driver and kernel can."""
-    folder = _SYS / interface.name
     try:
+        folder = _SYS / current_name(interface.index, interface.name)
         if int((folder / "ifindex").read_text()) != interface.index:
             return False  # what is mounted there shows another network namespace
         setting = folder / "threaded"
         if (setting.read_text().strip() != "0") is on:
             return False
         setting.write_text(str(int(on)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, InterfaceMissing):
         return False
     return True

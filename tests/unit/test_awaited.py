@@ -114,7 +114,7 @@ class Host:
         self.node.__dict__.update(host_in(*marks, **more).__dict__)
         for _ in range(turns):
             self.now += seconds / turns
-            self.waits.note(self.now)
+            self.waits.note(self.now, seconds / turns)
 
     @property
     def slow(self) -> dict[Any, tuple[float, Late]]:
@@ -164,6 +164,24 @@ def test_a_host_that_has_recovered_is_not_slow_any_more() -> None:
     assert find_slow(host.waits.of_job, {A, B, C}) == [
         SlowHost(B, pytest.approx(20 / 65), Late.GRADIENT)
     ]
+
+
+def test_a_host_that_has_left_is_not_slow() -> None:
+    host = Host()
+    host.spends(2.0, 40, CONTRIBUTED, 0, CONTRIBUTED)
+    assert host.slow.keys() == {B}
+    host.spends(0.1, 2, 0, 0, 0, live=(1, 3))
+    assert host.slow == {}
+
+
+def test_work_of_the_loop_is_no_wait() -> None:
+    """Otherwise a search that takes long would be made in each turn."""
+    host = Host()
+    host.node.__dict__.update(host_in(CONTRIBUTED, 0, CONTRIBUTED).__dict__)
+    for _ in range(40):
+        host.now += 0.05
+        host.waits.note(host.now, 0.0)
+    assert host.slow == {} and host.waits.of_job.seconds == pytest.approx(2.0)
 
 
 def test_little_time_shows_nothing() -> None:
