@@ -103,7 +103,7 @@ class Groups:
             if publisher.other_job and not waiting.wanted.late:
                 other, publisher.other_job = publisher.other_job, ""
                 self._note_other(waiting, other)
-            elif part is not None and part.digest and life.node.state is NodeState.MEMBER:
+            elif part is not None and part.digest and self._is_member:
                 self._enter(waiting, part.settings)
             elif waiting.wanted.late:
                 self._watch_calls(waiting)
@@ -115,6 +115,12 @@ class Groups:
                 self._give_up(waiting)
         except NicpsError as error:
             self._refuse(waiting, error)
+
+    @property
+    def _is_member(self) -> bool:
+        """This host is in the view, and stays there: it may just be leaving for the sake of a program before."""
+        node = self._driver.life.node
+        return node.state is NodeState.MEMBER and not node.leaving
 
     def _note_other(self, waiting: _Waiting, other: str) -> None:
         """A job or group is under way on the network. If it is the program's own group, the program may come in

