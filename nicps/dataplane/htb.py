@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from nicps.dataplane.interface import Interface
-from nicps.dataplane.napi import switch_threads
+from nicps.dataplane.napi import has_threads, switch_threads
 from nicps.errors import EnvironmentProblem, InterfaceUnfit
 
 _MAJOR = 0x6E63 << 16
@@ -69,7 +69,6 @@ def shape(interface: Interface, rate_bps: int) -> Callable[[], object]:
                 f"interface {interface.name} has a queueing discipline already ({_described(there)}): take it away"
                 f" (`tc qdisc del dev {interface.name} root`), or leave out --shape"
             )
-        threaded = False
         try:
             route.tc("add", "htb", index, handle=_MAJOR, default=_OTHERS)
             add = partial(route.tc, "add-class", "htb", index, ceil=rate, quantum=_QUANTUM)
@@ -80,14 +79,13 @@ def shape(interface: Interface, rate_bps: int) -> Callable[[], object]:
                 prio = max(1, _LAST_PRIO - urgency)
                 classes.append((of_urgency(urgency), prio, floor))
             classes.append((_MAJOR | _OTHERS, _LAST_PRIO, int(rate * _OTHERS_FLOOR)))
-            if threaded := switch_threads(interface, on=True):
+            if has_threads(interface) is False:
                 classes.append((_MAJOR | _THREADED, _LAST_PRIO, floor))
             for handle, prio, least in classes:
                 add(handle=handle, parent=_MAJOR | _ROOT, rate=least, prio=prio)
+            switch_threads(interface, on=True)  # the sign is there before the effect
         except NetlinkError as error:
             _remove(route, interface)
-            if threaded:
-                switch_threads(interface, on=False)
             raise EnvironmentProblem(
                 f"cannot shape interface {interface.name}: {os.strerror(error.code)}; --shape needs the kernel's HTB"
                 " (`modprobe sch_htb`)"

@@ -7,6 +7,7 @@ The sums of bulk are made in such softirqs. They would hold up the agent of this
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from nicps.dataplane.interface import Interface, current_name
@@ -15,16 +16,21 @@ from nicps.errors import InterfaceMissing
 _SYS = Path("/sys/class/net")
 
 
-def switch_threads(interface: Interface, on: bool) -> bool:
-    """Receive in threads, or do not; whether that has changed something. Not every driver and kernel can."""
+def has_threads(interface: Interface) -> bool | None:
+    """Whether it receives in threads; None if that cannot be known here."""
     try:
         folder = _SYS / current_name(interface.index, interface.name)
         if int((folder / "ifindex").read_text()) != interface.index:
-            return False  # what is mounted there shows another network namespace
-        setting = folder / "threaded"
-        if (setting.read_text().strip() != "0") is on:
-            return False
-        setting.write_text(str(int(on)))
+            return None  # what is mounted there shows another network namespace
+        return (folder / "threaded").read_text().strip() != "0"
     except (OSError, ValueError, InterfaceMissing):
-        return False
-    return True
+        return None
+
+
+def switch_threads(interface: Interface, on: bool) -> None:
+    """Receive in threads, or do not. Not every driver and kernel can, and then nothing changes."""
+    if has_threads(interface) != (not on):
+        return
+    with contextlib.suppress(OSError, InterfaceMissing):
+        folder = _SYS / current_name(interface.index, interface.name)
+        (folder / "threaded").write_text(str(int(on)))
