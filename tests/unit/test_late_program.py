@@ -19,7 +19,7 @@ from nicps.job.actions import CloseSubmission, GroupCalled, Log
 from nicps.protocol import Send
 from nicps.session.messages import JoinGroup
 from tests import parts
-from tests.ring_parts import START
+from tests.ring_parts import START, enter_ring
 from tests.rooms import Rooms
 
 pytestmark = pytest.mark.unit
@@ -124,3 +124,17 @@ def test_a_group_that_has_just_ended_here_may_be_ending_elsewhere(
         assert bool(said) is answered, later
         assert not roles.publisher.other_job
     host.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_no_program_comes_into_a_group_that_its_host_is_leaving(host: Host, leaves: bool) -> None:
+    """The host leaves for the sake of a program that has gone: the next one waits until the others have agreed."""
+    life = host.rooms.driver.life
+    life.roles.part = parts.Host().part
+    life.roles.part.digest = "abc"  # of a job that is no group
+    enter_ring(life.node, 1, None)
+    if leaves:
+        life.node.leave(START, "the program has gone")
+    assert life.node.leaving is leaves
+    host.groups.tick()
+    assert host.peer.was_refused is not leaves, "a job has begun on this host"
