@@ -53,22 +53,27 @@ def test_a_host_that_stands_by_says_why() -> None:
     assert "trouble" not in text(status())
 
 
-def test_a_job_that_is_being_prepared() -> None:
-    seconds = {"bounds": [], "counts": [], "sum": 0}
+def activity(**more: Any) -> dict[str, Any]:
+    """What a host does, with nothing counted."""
     numbers = dict.fromkeys(("rounds", "tests", "samples", "views", "evictions", "returns"), 0)
     numbers |= dict.fromkeys(("frames_sent", "fragments_resent", "fragments_asked"), 0)
-    activity = {
+    return {
         **numbers,
         "uptime_s": 1,
         "exchange": "",
         "lane": "",
         "parked": False,
         "members": [],
-        "round_seconds": seconds,
+        "round_seconds": {"bounds": [], "counts": [], "sum": 0},
         "traffic": None,
-        "preparing": "/home/ann/digits",
+        "preparing": "",
+        **more,
     }
-    lines = text(status(job=None, activity=activity)).splitlines()
+
+
+def test_a_job_that_is_being_prepared() -> None:
+    prepares = activity(preparing="/home/ann/digits")
+    lines = text(status(job=None, activity=prepares)).splitlines()
     assert "preparing  /home/ann/digits" in lines
     assert "preparing" not in text(status())
 
@@ -137,25 +142,11 @@ def test_a_job_without_a_test_has_no_accuracy() -> None:
 
 def test_slow_hosts_are_named() -> None:
     """Also a Linux switch, which is no member."""
-    seconds = {"bounds": [], "counts": [], "sum": 0}
-    numbers = dict.fromkeys(("rounds", "tests", "samples", "views", "evictions", "returns"), 0)
-    numbers |= dict.fromkeys(("frames_sent", "fragments_resent", "fragments_asked"), 0)
-    activity = {
-        **numbers,
-        "uptime_s": 9,
-        "exchange": "linux-switch",
-        "lane": "i16",
-        "parked": False,
-        "members": [],
-        "round_seconds": seconds,
-        "traffic": None,
-        "preparing": "",
-        "switch_asked": 1200,
-    }
+    base = activity(uptime_s=9, exchange="linux-switch", lane="i16", switch_asked=1200)
 
     def slow(*found: tuple[int, float, str]) -> list[str]:
         rows = [{"number": n, "part": part, "what": what} for n, part, what in found]
-        lines = text(status(activity=activity | {"slow": rows})).splitlines()
+        lines = text(status(activity=base | {"slow": rows})).splitlines()
         return [line for line in lines if line.startswith("slow ")]
 
     assert slow() == []
