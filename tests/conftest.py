@@ -214,7 +214,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def other_exchange(item: pytest.Item) -> str | None:
-    """Why a test says nothing of the exchange that `--exchange` names; None if it does."""
+    """The reason to skip a test that does not apply to the exchange of `--exchange`; None if it applies."""
     marker = item.get_closest_marker("needs_exchange")
     if marker is None or item.config.getoption("exchange") == marker.args[0]:
         return None

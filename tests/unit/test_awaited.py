@@ -203,7 +203,7 @@ def test_the_result_has_it_by_name_and_another_job_begins_anew() -> None:
     }
     assert host.waits.facts(MEMBERS[:1])["for"] == [
         {"name": None, "what": "sums", "seconds": pytest.approx(0.5)}
-    ], "who is in no list any more has no name"
+    ], "a host that is no longer a member has no name"
     host.waits.begin_job()
     assert host.waits.of_job == Waited() and host.slow == {}
 
