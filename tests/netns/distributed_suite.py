@@ -221,15 +221,15 @@ def hosts(lab: str) -> Iterator[str]:
         yield network.lab.name
 
 
-def last_line(text: str) -> str:
+def last_error(text: str) -> str:
     """The message of an error, in one line."""
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    found = [
-        line
-        for line in lines
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    begins = [
+        at
+        for at, line in enumerate(lines)
         if re.match(r"[\w.]*(Error|Exception|Timeout\w*|Problem|Failed)\b", line)
     ]
-    return (found or lines or [""])[-1].strip()[:200]
+    return " ".join(lines[begins[-1] if begins else -1 :])[:400]
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = outcome(tests, name)
             if args.verbose and row["outcome"] == "failed":
                 print(row["why"], file=sys.stderr, flush=True)
-            row["why"] = last_line(row["why"])
+            row["why"] = last_error(row["why"])
             for error, reason in NOT_OURS.items():
                 if error in row["why"]:
                     row["why"] = f"{NOT_HERE}{reason}: {row['why']}"
