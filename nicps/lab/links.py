@@ -28,6 +28,7 @@ import fcntl
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,7 @@ _ETHTOOL_GRXCSUM, _ETHTOOL_GTXCSUM = 0x14, 0x16
 _ETHTOOL_GTSO, _ETHTOOL_GGSO, _ETHTOOL_GGRO = 0x1E, 0x23, 0x2B
 _ETHTOOL_GFLAGS, _FLAG_TXVLAN = 0x25, 1 << 7
 
+_QUEUES_S = 10.0
 _MODES = {"xdp": "native", "xdpgeneric": "generic"}
 
 T = TypeVar("T")
@@ -123,7 +125,7 @@ def with_netlink(netns: str, work: Callable[[Any], T]) -> T:
 
 def build(settings: LabSettings, xdp_program: int) -> None:
     """Lay bridge, cables and addresses into the (empty) namespaces of the lab; the XDP program goes
-    onto every port."""
+    onto every port. Frames that are sent from then on arrive."""
     numbers = range(1, settings.hosts + 1)
 
     def switch(ipr: Any) -> None:
@@ -159,6 +161,26 @@ def build(settings: LabSettings, xdp_program: int) -> None:
     for number in numbers:
         netns = namespaces.host_name(settings.name, f"h{number}")
         with_netlink(netns, partial(host, number))
+        with_netlink(netns, _await_queues)
+    for netns in {ports_netns(settings), namespaces.switch_name(settings.name)}:
+        with_netlink(netns, _await_queues)
+
+
+def _await_queues(ipr: Any) -> None:
+    """Until all veths of the namespace have their queues: before that the kernel drops what is sent.
+
+    A worker of the kernel attaches them once there is a carrier, which takes a while on a busy machine.
+    """
+    until = time.monotonic() + _QUEUES_S
+    while lower := [
+        link.get_attr("IFLA_IFNAME")
+        for link in ipr.get_links(kind="veth")
+        if link.get_attr("IFLA_OPERSTATE") != "UP"
+    ]:
+        if time.monotonic() > until:
+            raise LabProblem(f"{', '.join(lower)}: no carrier after {_QUEUES_S:.0f} s")
+        time.sleep(0.002)
+    ipr.link("set", index=1, state="up")  # waits for the lock under which the worker does both
 
 
 def add_faults(settings: LabSettings, loaded: Loaded) -> tuple[dict[str, int], int]:

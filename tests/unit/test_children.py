@@ -220,8 +220,10 @@ while not os.path.exists("left"):
     time.sleep(0.01)
 """
 #: For as long as it can: a new process, whose parent ends.
+#: An agent has more of the processor than its programs, too.
 FLEES = """
 import os
+os.nice(10)
 if os.fork() == 0:
     while True:
         os.setsid()
