@@ -32,6 +32,9 @@ from xdist.workermanage import WorkerController
 from nicps.programs import PACKAGES, find_program, missing_programs
 from tests.reaper import fresh_folder
 
+# Two processors run many programs that import NumPy. Its threads would wait for work, busily, in each of them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 MUST_RUN = frozenset({"unit", "xdp", "netns"})
 BMV2, P4C = "simple_switch", "p4c-bm2-ss"
