@@ -48,6 +48,6 @@ def test_optimizers_work_without_the_compiler(checkout: Path) -> None:
     assert said(checkout, IMPORT + STEPS + LOADED) == (0, ["False"])
 
 
-@pytest.mark.parametrize("before", ["", STEPS])
+@pytest.mark.parametrize("before", [pytest.param("", marks=pytest.mark.long), STEPS])
 def test_a_job_that_compiles_gets_it(checkout: Path, before: str) -> None:
     assert said(checkout, IMPORT + before + COMPILED + LOADED) == (0, ["[2.0, 2.0]", "True"])
