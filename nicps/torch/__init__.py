@@ -21,10 +21,12 @@ overlap.py    scripts whose next forward pass runs while gradients are on their 
 parts.py      a step of an optimizer, part by part, as sums arrive
 pending.py    parameters that wait for their update, and the loop around them
 planner.py    when a script's steps are measured, and what follows
+refused.py    what is refused of such scripts
 shares.py     which parameters make a part, and on which channel it travels
 staging.py    tensors of a GPU
 store.py      the store that all ranks share
 tcp.py        what goes over TCP: Gloo
+trainers.py   what trainers and scripts do around a model that is averaged in parts
 waiting.py    what a script says that waits for the others
 works.py      what a call gives back
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,7 +43,9 @@ class Flowing:
     Args:
         channels: of each part; 0 is bulk.
         lane: of `Group.average`.
-        residuals: what rounding has left over so far, by parameter; zeros for those that are not there.
+        residuals: what rounding has left over so far, by parameter, as of a loss scale of 1; zeros for those that are
+            not there.
+        scale: the loss scale in force.
         serial: parts go out one after the other, each once the one before is a mean: from the rear to the front, at
             all ranks that do so. It may be changed at any time, and counts from the next step on.
 
@@ -57,12 +59,14 @@ class Flowing:
         channels: Sequence[int],
         lane: str,
         residuals: Mapping[str, Array],
+        scale: Callable[[], float] = lambda: 1.0,
         *,
         serial: bool,
     ) -> None:
         self._group, self._parts, self._channels, self._lane = group, parts, channels, lane
         self.serial, self.times, self.numbers = serial, dict[int, Times](), 0
         self._residuals = [_gathered(part, residuals) for part in parts]
+        self._scale, self._scaled = scale, 1.0  # the residuals' own
         self._lock = threading.RLock()
         self._whole: dict[int, tuple[Array, Future[Any]]] = {}  # not gone out yet
         self._left = 0  # parts of this step that are not means yet
@@ -70,8 +74,9 @@ class Flowing:
         self._lines: list[_Line] = []
 
     def residuals(self) -> dict[str, Array]:
-        """What rounding has left over, by parameter, between two steps."""
+        """What rounding has left over, by parameter, as of a loss scale of 1; between two steps."""
         found = {}
+        self._rescale(1.0)
         for part, whole in zip(self._parts, self._residuals, strict=True):
             at = 0
             for name, parameter in zip(part.names, part.parameters, strict=True):
@@ -93,6 +98,7 @@ class Flowing:
 
     def _begin(self) -> None:
         """A step begins."""
+        self._rescale(float(self._scale()))
         self._left, self._in_series = len(self._parts), self.serial
         self.times = {}
         rear_first = range(len(self._parts))[::-1]
@@ -103,6 +109,12 @@ class Flowing:
                 _Line([index for index in rear_first if self._channels[index] == channel])
                 for channel in sorted(set(self._channels))
             ]
+
+    def _rescale(self, scale: float) -> None:
+        if scale != self._scaled:
+            for residual in self._residuals:
+                residual *= np.float32(scale / self._scaled)
+            self._scaled = scale
 
     def _pass_on(self, line: _Line) -> None:
         """Let parts go out, as their turn has come."""

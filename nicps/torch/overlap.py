@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,14 +28,16 @@ from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch import elastic
 from nicps.torch.agreed import Agreed, agree, checksum, in_order
-from nicps.torch.compress import Losses, group_of
+from nicps.torch.compress import Losses, Scaler, group_of
 from nicps.torch.flowing import Flowing, Times
 from nicps.torch.guarded import ReplacedStep
 from nicps.torch.need import Uses
-from nicps.torch.parts import PartStep, cut
-from nicps.torch.pending import PendingSteps, check_model
+from nicps.torch.parts import Part, cut
+from nicps.torch.pending import PendingSteps
 from nicps.torch.planner import Planner
+from nicps.torch.refused import check, check_join
 from nicps.torch.shares import Shares
+from nicps.torch.trainers import Flag, unwrapped
 
 SCOPES = ("channels", "queue")
 #: Of the group's channel that all other calls have: buffers in front of a forward pass must not wait behind bulk.
@@ -49,25 +52,27 @@ def overlap(
     channels: int = 4,
     cuts: Sequence[int] | None = None,
     scope: str = "channels",
+    scaler: Scaler | None = None,
 ) -> Overlap:
     """Let gradients be averaged by nicps part by part, while the next forward pass runs; once, after the model was
     wrapped and the optimizer made.
 
     Args:
         model: on the backend `nicps`.
-        optimizer: of all parameters that require a gradient.
+        optimizer: of all parameters that require a gradient; also in the wrapper of Accelerate or Lightning.
         lane: "i8", "i16" or "i32": bits of a number on the wire, with error feedback.
         channels: at most so many, 1 to 6; the front layers are on the most urgent one.
         cuts: with how many parameters before it a less urgent channel begins, in the order of need: then nothing is
             measured.
         scope: "queue": all parts one after the other, from the rear to the front, which has the same bits.
+        scaler: the script's loss scaler, whose scale residuals follow.
 
     Raises:
         UsageProblem: the model, the optimizer or a setting is not suited.
     """
     group = group_of(model, "overlap")
     settings = Settings(lane, channels, None if cuts is None else tuple(cuts), scope)
-    return Overlap(model, optimizer, group, settings)
+    return Overlap(model, unwrapped(optimizer), group, settings, scaler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,7 @@ class _Run:
     agreed: Agreed
     flowing: Flowing
     pending: PendingSteps
+    flag: Flag
 
 
 class Overlap(Losses):
@@ -134,10 +140,12 @@ class Overlap(Losses):
         optimizer: Optimizer,
         group: Group,
         settings: Settings,
+        scaler: Scaler | None = None,
     ) -> None:
         self._model, self._optimizer, self._settings = model, optimizer, settings
+        self._scale: Callable[[], float] = scaler.get_scale if scaler is not None else lambda: 1.0
         self._named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
-        check(model, optimizer, self._named, settings)
+        check(model, optimizer, self._named, settings.cuts)
         self._sizes = [parameter.numel() for _, parameter in self._named]
         shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in self._named]
         self._known = checksum(shapes, type(optimizer).__name__, settings)
@@ -147,7 +155,8 @@ class Overlap(Losses):
         self._spent, self._numbers = (0.0, 0.0), 0  # with former plans
         self._closed = False
         self._uses: Uses | None = Uses({id(parameter): name for name, parameter in self._named})
-        self._sees = False  # in a forward pass
+        self._sees = False  # `_uses` does, in a forward pass
+        self._in_forward = False
         self._had_sync = True  # the last forward pass was one of DDP that averages
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._before_forward),
@@ -187,7 +196,7 @@ class Overlap(Losses):
         return Figures(*of_steps, waited + more[0], updating + more[1], run.agreed.predicted_s)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """This rank's residuals by the parameter's name, float32 (n,). Between steps only."""
+        """This rank's residuals by the parameter's name, float32 (n,), as of a loss scale of 1. Between steps only."""
         self.wait()
         found = self._run.flowing.residuals() if self._run is not None else self._kept
         return {name: torch.from_numpy(each.copy()) for name, each in found.items()}
@@ -237,6 +246,7 @@ class Overlap(Losses):
         return found
 
     def _agree_first(self) -> None:
+        self._look_away()  # a step in a forward pass
         seen = self._uses.order if self._uses is not None else ()
         order = in_order([name for name, _ in self._named], seen)
         sizes = [self._sizes[at] for at in order]
@@ -277,11 +287,17 @@ class Overlap(Losses):
         named = [self._named[at] for at in agreed.order]
         parts = cut(named, shares.cuts)
         serial = settings.scope == "queue"
-        flowing = Flowing(group, parts, shares.channels, settings.lane, self._kept, serial=serial)
+        how = settings.lane, self._kept, self._scale
+        flowing = Flowing(group, parts, shares.channels, *how, serial=serial)
         module, optimizer = self._model.module, self._optimizer
-        pending = PendingSteps(module, optimizer, parts, flowing.offer, self._stepped)
-        self._run = _Run(agreed, flowing, pending)
-        self._model.require_backward_grad_sync = False
+        flag = Flag(self._model)
+
+        def offer(part: Part, vector: torch.Tensor) -> Future[Any]:
+            flag.check()
+            return flowing.offer(part, vector)
+
+        pending = PendingSteps(module, optimizer, parts, offer, self._stepped)
+        self._run = _Run(agreed, flowing, pending, flag)
         self._model.no_sync = pending.no_sync  # type: ignore[method-assign]
         if self._planner is None and settings.cuts is None and not serial:
             width = LANES[settings.lane]
@@ -296,7 +312,7 @@ class Overlap(Losses):
             return
         if self._planner is not None:
             self._planner.stop()
-        self._model.require_backward_grad_sync = True
+        run.flag.give_back()
         self._model.__dict__.pop("no_sync", None)
         waited, updating = run.pending.spent
         self._spent = self._spent[0] + waited, self._spent[1] + updating
@@ -316,6 +332,12 @@ class Overlap(Losses):
             )
         run.agreed = agreed = replace(run.agreed, steps=run.agreed.steps + 1)
         if planner is None:
+            return
+        if (
+            self._in_forward
+        ):  # as Lightning makes steps by hand: what is measured around it is no pass
+            planner.stop()
+            self._planner = None
             return
         there = [rank for rank in range(self._group.size) if rank not in self._group.lost]
         if planner.agrees(agreed.steps):
@@ -337,28 +359,34 @@ class Overlap(Losses):
     # ---- around a forward pass
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        run = self._run
+        check_join(self._model)
+        run, self._in_forward = self._run, True
         if run is None:
             if self._uses is not None and not self._uses.order and torch.is_grad_enabled():
                 self._sees = True
                 self._uses.__enter__()  # type: ignore[no-untyped-call]
             return
+        if (syncs := run.flag.take()) is not None:
+            run.pending.syncs = syncs
         self._model.require_forward_param_sync = self._had_sync
         if self._planner is not None and torch.is_grad_enabled():
             self._planner.begin_forward()
 
     def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        run = self._run
+        run, self._in_forward = self._run, False
+        self._look_away()
         if run is None:
-            if self._uses is not None and self._sees:
-                self._sees = False
-                self._uses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             return
         if output is None:  # it has failed
             return
         self._had_sync = torch.is_grad_enabled() and run.pending.syncs
         if self._planner is not None and torch.is_grad_enabled():
             self._planner.end_forward(self._settled, begins=run.pending.syncs)
+
+    def _look_away(self) -> None:
+        if self._uses is not None and self._sees:
+            self._sees = False
+            self._uses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _settled(self) -> Mapping[int, Times]:
         """Wait for what is left of the step: the times of its parts."""
@@ -368,38 +396,3 @@ class Overlap(Losses):
 
     def _spent_now(self) -> tuple[float, float]:
         return self._run.pending.spent if self._run is not None else (0.0, 0.0)
-
-
-# ---- what is refused
-
-
-def check(
-    model: DistributedDataParallel,
-    optimizer: Optimizer,
-    named: Sequence[tuple[str, nn.Parameter]],
-    settings: Settings,
-) -> None:
-    """Refuse what cannot be made part by part.
-
-    Raises:
-        UsageProblem: with the reason.
-    """
-    if not named:
-        raise UsageProblem("overlap needs a model with parameters that require a gradient")
-    if model._comm_hooks:
-        raise UsageProblem(
-            "a hook averages the model's gradients already: leave it, or compress(), out, as overlap averages them"
-        )
-    if model.static_graph:
-        raise UsageProblem("overlap is not possible with static_graph=True: leave it out")
-    if getattr(model, "mixed_precision", None) is not None:
-        raise UsageProblem("overlap is not possible with mixed_precision=: leave it out")
-    if model.parameters_to_ignore:
-        raise UsageProblem(
-            "overlap averages all parameters, and DDP was told to ignore some: call requires_grad_(False) for these"
-        )
-    check_model(model.module)
-    PartStep(optimizer)
-    cut(named, ())
-    if settings.cuts is not None:
-        Shares.by_hand([parameter.numel() for _, parameter in named], settings.cuts)

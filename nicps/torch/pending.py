@@ -13,7 +13,7 @@ refused.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -58,6 +58,8 @@ class PendingSteps:
         offer: the source of sums.
         stepped: is called at the end of each `step()`.
 
+    Attributes: `syncs`, it is not in `no_sync`: backward passes exchange gradients.
+
     Raises:
         UsageProblem: the model or the optimizer cannot be updated part by part.
     """
@@ -78,11 +80,12 @@ class PendingSteps:
             id(each): (part, at) for part in parts for at, each in enumerate(part.parameters)
         }
         check_model(model)
-        _check_cover(model, optimizer, self._place)
+        check_cover(model, optimizer, self._place.keys())
         _check_step(optimizer)
         self._gathered: dict[int, dict[int, torch.Tensor]] = {}  # of each part, by parameter
         self._local = False  # gradients of `no_sync` are there, and no others
-        self._syncs, self._touched, self._closed = True, False, False
+        self._touched, self._closed = False, False
+        self.syncs = True
         self._warned: set[str] = set()
         self._sorted = 0  # so many entries of the optimizer's state are in its parameters' order
         self._gradient = waiting_class(
@@ -110,19 +113,14 @@ class PendingSteps:
         """Seconds so far in which threads have waited for parts, and have updated them."""
         return self._parts.waited, self._parts.updating
 
-    @property
-    def syncs(self) -> bool:
-        """It is not in `no_sync`."""
-        return self._syncs
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in it add gradients up here. The first one after it exchanges the sum."""
-        before, self._syncs = self._syncs, False
+        before, self.syncs = self.syncs, False
         try:
             yield
         finally:
-            self._syncs = before
+            self.syncs = before
 
     def close(self) -> None:
         """Wait, and leave model and optimizer as they were, also if that fails: it raises what has failed then."""
@@ -167,7 +165,7 @@ class PendingSteps:
             error = UsageProblem(f"{part.names[at]}: {reason}")
             self._parts.fail(error)
             raise error
-        if not self._syncs:
+        if not self.syncs:
             self._local = True
             return
         gathered = self._gathered.setdefault(part.index, {})
@@ -274,6 +272,13 @@ class PendingSteps:
         optimizer._opt_called = True  # what a scheduler looks for
         if self._closed:
             return self._whole_step(closure)
+        if closure is not None and not hook_at_step(optimizer):
+            with (
+                torch.enable_grad()
+            ):  # as an optimizer does; its forward pass waits for what it needs
+                found = closure()
+            self._make_step(None)
+            return found
         self._parts.wait()
         self._check_groups()
         if closure is not None:
@@ -412,7 +417,12 @@ def _trained(optimizer: Optimizer) -> dict[int, torch.Tensor]:
     return {id(each): each for each in found if each.requires_grad}
 
 
-def _check_cover(model: nn.Module, optimizer: Optimizer, place: dict[int, Any]) -> None:
+def check_cover(model: nn.Module, optimizer: Optimizer, place: Set[int]) -> None:
+    """Refuse parts that do not have what the optimizer trains of the model, by the ids of all their parameters.
+
+    Raises:
+        UsageProblem: with the parameter and the reason.
+    """
     trained = _trained(optimizer)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in trained:
@@ -423,7 +433,7 @@ def _check_cover(model: nn.Module, optimizer: Optimizer, place: dict[int, Any]) 
             raise UsageProblem(
                 f"{name} must be in a part, as all parameters that are trained, and no other one"
             )
-    if trained.keys() != place.keys():
+    if trained.keys() != place:
         raise UsageProblem(
             f"the parts have {len(place)} parameters, and the optimizer {len(trained)} that require a gradient: parts"
             " need the same ones"

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nicps.torch
+from nicps.errors import UsageProblem
 
 CUTS = [4, 8]
 
@@ -123,11 +124,25 @@ def elastic(settings: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
+def uneven(settings: dict[str, Any]) -> None:
+    """Each rank has more samples than the one before."""
+    model, optimizer = made()
+    handle = nicps.torch.overlap(model, optimizer, channels=2)
+    ended = ""
+    try:
+        with model.join(throw_on_early_termination=settings["together"]):
+            for step in range(settings["steps"] + dist.get_rank()):
+                step_of(model, optimizer, step)
+    except (RuntimeError, UsageProblem) as error:
+        ended = str(error)
+    say(ended=ended, digest=digest(model), steps=handle.figures.steps)
+
+
 def run(settings: dict[str, Any]) -> None:
     """What the settings say."""
     dist.init_process_group("nicps")
     say(rank=dist.get_rank())
-    {"bits": bits, "lossy": lossy, "elastic": elastic}[settings["what"]](settings)
+    {"bits": bits, "lossy": lossy, "elastic": elastic, "uneven": uneven}[settings["what"]](settings)
     dist.destroy_process_group()
     say(done=True)
 

@@ -75,3 +75,18 @@ def test_a_host_that_comes_back_goes_on_with_the_parts_of_the_others(scripts: Sc
     scripts.agree()
     first = back.lines[1]
     assert first["came"] and first["parts"] == started[0].lines[-2]["parts"]
+
+
+@pytest.mark.long
+def test_uneven_inputs(scripts: Scripts) -> None:
+    """All ranks end as the first one has no more samples, with the same weights; without that they are refused."""
+    said = finished(scripts.start("h1", "h2", "h3", what="uneven", steps=9, together=True))
+    ended = {lines[0].pop("ended") for lines in said}
+    assert ended == {
+        "Rank 0 exhausted all inputs.",
+        "Detected at least one rank that exhausted inputs. Throwing across all ranks.",
+    }
+    assert said[0] == said[1] == said[2] and said[0][0]["steps"] == 8
+    said = finished(scripts.start("h1", "h2", "h3", what="uneven", steps=9, together=False))
+    for lines in said:
+        assert lines[0]["ended"].startswith("overlap is not possible with join(), in which ranks")

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nicps.lab.agents import nicps_command
@@ -202,6 +204,32 @@ dist.destroy_process_group()
     if code == 0:
         left = Path(result["folder"]).glob("h*/out/rank")
         assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"
+
+
+@pytest.mark.long
+def test_the_example_of_overlap_in_a_lab(tmp_path: Path) -> None:
+    """docs/examples/ddp/overlap.py, on files of the form of MNIST's."""
+    pytest.importorskip("torch")
+    tmp_path.chmod(0o755)
+    data = tmp_path / "data" / "mnist"
+    data.mkdir(parents=True)
+    random = np.random.default_rng(1)
+    for part, count in (("train", 1536), ("t10k", 200)):
+        images = random.integers(0, 256, (count, 28, 28), np.uint8)
+        for name, array in (("images-idx3", images), ("labels-idx1", images[:, 14, 14] % 10)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            (data / f"{part}-{name}-ubyte").write_bytes(head + array.tobytes())
+    command = nicps_command(
+        *("lab", "run", "--script", "docs/examples/ddp/overlap.py", "--hosts", "3", "--json"),
+        *("--data", str(data.parent), "--runs", str(tmp_path / "runs"), "--", "--epochs", "2"),
+    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["weights_identical"] is True
+    said = re.findall(r"^h\d: rank (\d) of 3: .*%, weights (\w{16})$", done.stderr, re.MULTILINE)
+    assert {rank for rank, _ in said} == {"0", "1", "2"} and len(
+        {digest for _, digest in said}
+    ) == 1
 
 
 def test_arguments_in_the_wrong_place(tmp_path: Path) -> None:

@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 import copy
-import random
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.optim import SGD, AdamW  # noqa: E402
 
-from nicps.collective import Group  # noqa: E402
-from nicps.collective.channels import plan_of  # noqa: E402
-from nicps.collective.lanes import PER_FRAGMENT  # noqa: E402
 from nicps.errors import JobFailed, UsageProblem  # noqa: E402
 from nicps.torch import overlap  # noqa: E402
+from tests.overlapped import (  # noqa: E402
+    Slow,
+    adam,
+    bits,
+    loss_of,
+    made,
+    process_group,
+    sgd,
+    slow_group,
+    train,
+)
 
 Overlap, Settings = overlap.__globals__["Overlap"], overlap.__globals__["Settings"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,112 +31,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module", autouse=True)
 def gloo() -> Iterator[None]:
-    """DDP needs a process group: of one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-class Slow(Group):
-    """A group of one: its means are what was given, after a while. `order`: of the first numbers of vectors, as their
-    exchanges began; `held`: channels on which nothing ends.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(None, 0, 30.0)
-        self.order: list[tuple[int, int]] = []
-        self.held = {channel: threading.Event() for channel in range(8)}
-        for event in self.held.values():
-            event.set()
-        self.fails: Exception | None = None
-        self._random = random.Random(5)
-
-    def average(
-        self, vector: Any, residual: Any, *, lane: str = "i8", channel: int = 0
-    ) -> Future[Any]:
-        pause = self._random.choice([0.0, 0.0, 0.002])
-
-        def wait() -> Any:
-            self.order.append((channel, len(vector)))
-            assert self.held[channel].wait(20)
-            time.sleep(pause)
-            if self.fails is not None:
-                raise self.fails
-            return super(Slow, self).average(vector, residual, lane=lane).result()
-
-        return self._workers.put(channel, wait)
-
-    def plan(self, urgencies: Any, rooms: Any = None) -> Any:
-        """What a group with agents would refuse is refused."""
-        plan_of(urgencies, rooms, PER_FRAGMENT, 8000)
-        return super().plan(urgencies, rooms)
-
-    def spent(self, channel: int) -> Any:
-        return super().spent(0)
-
-
-class Model(nn.Module):
-    """It uses its layers in another order than that in which it names them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(40, 4)
-        self.norm = nn.BatchNorm1d(40)
-        self.middle = nn.ModuleList(nn.Linear(40, 40) for _ in range(4))
-        self.first = nn.Linear(16, 40)
-
-    def forward(self, x: Any) -> Any:
-        x = torch.tanh(self.norm(self.first(x)))
-        for each in self.middle:
-            x = torch.tanh(each(x))
-        return self.last(x)
-
-
-def made(optimizer: Callable[[Any], Any], **options: Any) -> tuple[Any, Any]:
-    torch.manual_seed(1)
-    model = DistributedDataParallel(Model(), **options)
-    return model, optimizer(model.parameters())
-
-
-def loss_of(model: Any, step: int) -> Any:
-    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
-    return model(x).square().mean()
-
-
-def train(
-    model: Any, optimizer: Any, steps: int = 6, schedule: Any = None, first: int = 0
-) -> list[Any]:
-    losses = []
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
-        losses.append(loss.item())
-    return losses
-
-
-def bits(model: Any) -> list[bytes]:
-    return [each.detach().numpy().tobytes() for each in model.state_dict().values()]
-
-
-def sgd(parameters: Any) -> Any:
-    return SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def adam(parameters: Any) -> Any:
-    return AdamW(parameters, lr=0.01)
+    with process_group():
+        yield
 
 
 @pytest.fixture
 def group() -> Iterator[Slow]:
-    made = Slow()
-    yield made
-    for event in made.held.values():
-        event.set()
-    made.close()
+    with slow_group() as made:
+        yield made
 
 
 # ---- the same bits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps in parts refuse by name, and how they fail (docs/channels.md, the table of scripts)."""
+"""What steps in parts refuse by name, and how they fail (docs/priorities.md, what a script does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients, hyper-parameters and states of steps in parts (docs/channels.md, the table of scripts)."""
+"""Gradients, hyper-parameters and states of steps in parts (docs/priorities.md, what a script does)."""
 
 from __future__ import annotations
 
@@ -193,15 +193,16 @@ def test_a_closure_is_run_first(scene: Scene) -> None:
             found.backward()
             return found
 
-        with scene.source.late(ORDER):
-            found = scene.optimizer.step(closure)
         scene.whole.zero_grad()
         expected = loss(scene.other, step)
         expected.backward()
         scene.plain.average()
         scene.whole.step()
-        assert torch.equal(found, expected)
-        assert same(weights(scene.model), weights(scene.other))
+        with scene.source.late(ORDER):
+            found = scene.optimizer.step(closure)
+            assert torch.equal(found, expected)
+            assert scene.source.missing, "it waits for no sum"
+            assert same(weights(scene.model), weights(scene.other))
     scene.goes_on()
 
 

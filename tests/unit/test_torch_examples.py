@@ -18,10 +18,21 @@ def code(name: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+def changed(before: str, after: str) -> list[str]:
+    return [line for line in ndiff(code(before), code(after)) if line[0] in "+-"]
+
+
 def test_two_lines_are_changed() -> None:
-    changed = [line for line in ndiff(code("mnist_gloo.py"), code("mnist.py")) if line[0] in "+-"]
-    assert changed == [
+    assert changed("mnist_gloo.py", "mnist.py") == [
         "+ import nicps.torch  # noqa: F401",
         '- dist.init_process_group("gloo")',
         '+ dist.init_process_group("nicps")',
+    ]
+
+
+def test_one_line_more_lets_gradients_overlap() -> None:
+    assert changed("mnist.py", "overlap.py") == [
+        "- import nicps.torch  # noqa: F401",
+        "+ import nicps.torch",
+        "+ nicps.torch.overlap(model, optimizer)",
     ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 BATCH, EPOCHS, RATE = 32, 8, 0.05
+#: Gradients travel while the next forward pass runs (docs/priorities.md).
+OVERLAP = "--overlap" in sys.argv[1:]
 
 
 def data_sets() -> tuple[TensorDataset, TensorDataset]:

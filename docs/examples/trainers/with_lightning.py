@@ -2,6 +2,7 @@
 """PyTorch Lightning over nicps. Start it on every host, each beside `nicps join`: python with_lightning.py
 
 The process group is made before the Trainer, which then takes it as it is. Lightning numbers processes by node.
+With --overlap gradients travel while the next forward pass runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-import nicps.torch  # noqa: F401 (makes the backend known)
+import nicps.torch
 
 dist.init_process_group("nicps")
 os.environ["NODE_RANK"] = os.environ["RANK"]  # one process a host
@@ -37,6 +38,11 @@ class Classifier(lightning.LightningModule):
         """Plain SGD with momentum."""
         return torch.optim.SGD(self.parameters(), lr=digits.RATE, momentum=0.9)
 
+    def on_train_start(self) -> None:
+        """The Trainer has wrapped the model, and made the optimizer."""
+        if digits.OVERLAP:
+            self.handle = nicps.torch.overlap(self.trainer.strategy.model, self.optimizers())
+
 
 train, test = digits.data_sets()
 model = Classifier()
@@ -53,4 +59,6 @@ trainer = lightning.Trainer(
 trainer.fit(model, DataLoader(train, digits.BATCH, shuffle=True))
 score = digits.accuracy(model.network, test)
 print(f"rank {dist.get_rank()}: accuracy {score:.4f}, weights {digits.digest(model.network)}")
+if digits.OVERLAP:
+    print(model.handle.figures)
 dist.destroy_process_group()

@@ -4,12 +4,14 @@ python with_transformers.py
 
 The process group is made before the TrainingArguments, whose Accelerator then takes it as it is; `ddp_backend` stays
 unset, as its choices do not have ours. On the processor, Accelerate insists on MASTER_ADDR; nobody connects to it.
+With --overlap gradients travel part by part. The Trainer reads their norm in each step, so it waits for all of them.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import digits
 import torch
@@ -17,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import nicps.torch  # noqa: F401 (makes the backend known)
+import nicps.torch
 
 dist.init_process_group("nicps")
 os.environ.setdefault("MASTER_ADDR", "unused")
@@ -51,6 +53,14 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
         return {"x": self.x[index], "labels": self.y[index]}
 
 
+class Overlap(TrainerCallback):
+    """Calls `overlap` once the Trainer has wrapped the model, and made the optimizer."""
+
+    def on_train_begin(self, *_: Any, **more: Any) -> None:
+        """As the Trainer calls it."""
+        self.handle = nicps.torch.overlap(trainer.model_wrapped, trainer.optimizer)
+
+
 train, test = digits.data_sets()
 model = Classifier()
 with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +74,13 @@ with tempfile.TemporaryDirectory() as folder:
         report_to="none",
         disable_tqdm=True,
     )
-    Trainer(model=model, args=settings, train_dataset=Rows(*train.tensors)).train()
+    trainer = Trainer(model=model, args=settings, train_dataset=Rows(*train.tensors))
+    overlap = Overlap()
+    if digits.OVERLAP:
+        trainer.add_callback(overlap)
+    trainer.train()
 score = digits.accuracy(model.network, test)
 print(f"rank {dist.get_rank()}: accuracy {score:.4f}, weights {digits.digest(model.network)}")
+if digits.OVERLAP:
+    print(overlap.handle.figures)
 dist.destroy_process_group()

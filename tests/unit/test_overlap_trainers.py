@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trainers do around a model that is averaged in parts (docs/priorities.md), without the trainers themselves; and
+uneven inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.distributed.algorithms.join import Join  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim import SGD, Optimizer  # noqa: E402
+
+from nicps.errors import UsageProblem  # noqa: E402
+from nicps.torch import overlap  # noqa: E402
+from nicps.torch.trainers import unwrapped  # noqa: E402
+from tests.overlapped import (  # noqa: E402
+    Model,
+    Slow,
+    adam,
+    bits,
+    loss_of,
+    made,
+    process_group,
+    sgd,
+    slow_group,
+    train,
+)
+
+Overlap, Settings = overlap.__globals__["Overlap"], overlap.__globals__["Settings"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gloo() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+@pytest.fixture
+def group() -> Iterator[Slow]:
+    with slow_group() as made:
+        yield made
+
+
+class AcceleratedOptimizer(Optimizer):
+    """As Accelerate's: its step calls that of the optimizer in it."""
+
+    def __init__(self, optimizer: Optimizer, scaler: Any = None) -> None:
+        self.optimizer, self.scaler = optimizer, scaler
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+class LightningOptimizer:
+    """As Lightning's: it makes itself a class that derives from its optimizer's."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        bases = (type(self), type(optimizer))
+        self.__class__ = type(f"Lightning{type(optimizer).__name__}", bases, {})
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._optimizer
+
+
+# ---- wrapped optimizers
+
+
+def test_the_optimizer_in_a_wrapper_counts() -> None:
+    _, plain = made(sgd)
+    assert unwrapped(plain) is plain
+    assert unwrapped(AcceleratedOptimizer(plain)) is plain
+    assert unwrapped(LightningOptimizer(plain)) is plain  # type: ignore[arg-type]
+    with pytest.raises(UsageProblem, match="not possible with Accelerate's own loss scaler"):
+        unwrapped(AcceleratedOptimizer(plain, scaler=SimpleNamespace()))
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_refused_at_once(group: Slow) -> None:
+    """As a trainer has it that has several."""
+    model, _ = made(sgd)
+    first = SGD(model.module.first.parameters(), lr=0.1)
+    with pytest.raises(UsageProblem, match=r"^last.weight is not in the optimizer"):
+        Overlap(model, first, group, Settings())
+
+
+# ---- closures
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_step_with_a_closure_overlaps(group: Slow, hook: bool) -> None:
+    """Its forward pass begins before the rear layers' part of the step before is there, unless there is a hook."""
+    model, optimizer = made(adam)
+    plain, other = made(adam)
+    Overlap(model, optimizer, group, Settings(cuts=(4, 8)))
+    begun: list[bool] = []
+
+    def front(*_: Any) -> None:
+        begun.append(group.held[1].is_set())
+        group.held[1].set()
+
+    model.module.first.register_forward_hook(front)
+    if hook:
+        optimizer.register_step_post_hook(lambda *_: None)
+    found: list[list[float]] = [[], []]
+    for step in range(4):
+        for each, by, losses in zip((model, plain), (optimizer, other), found, strict=True):
+
+            def closure(each: Any = each, by: Any = by, step: int = step) -> Any:
+                loss = loss_of(each, step)
+                by.zero_grad()
+                if each is model and not hook and step == 2:
+                    group.held[1].clear()
+                loss.backward()
+                return loss
+
+            losses.append(by.step(closure).item())
+    assert begun == ([True] * 4 if hook else [True, True, True, False])
+    assert found[0] == found[1] and bits(model) == bits(plain)
+
+
+# ---- DDP's flag
+
+
+def test_a_script_that_sets_the_flag_in_place_of_no_sync(group: Slow) -> None:
+    model, optimizer = made(sgd)
+    plain, other = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(channels=2))
+    for step in range(5):
+        for each, by in ((model, optimizer), (plain, other)):
+            by.zero_grad()
+            for at in range(3):
+                each.require_backward_grad_sync = at == 2
+                loss_of(each, 10 * step + at).backward()
+            by.step()
+    assert handle.figures.steps == 4
+    assert bits(model) == bits(plain)
+    handle.close()
+    assert model.require_backward_grad_sync is True
+
+
+def test_a_flag_that_is_set_behind_the_forward_pass_is_refused(group: Slow) -> None:
+    """As `Accelerator.trigger_sync_in_backward` does: DDP would average beside us."""
+    model, optimizer = made(sgd)
+    Overlap(model, optimizer, group, Settings())
+    train(model, optimizer, 2)
+    optimizer.zero_grad()
+    with model.no_sync():
+        loss = loss_of(model, 2)
+    model.require_backward_grad_sync = True
+    with pytest.raises(UsageProblem, match="require_backward_grad_sync was set between"):
+        loss.backward()
+
+
+# ---- steps in a forward pass
+
+
+class ByHand(Model):
+    """Its forward pass makes the whole step, as in Lightning's `automatic_optimization = False`."""
+
+    optimizer: Any
+    around: tuple[DistributedDataParallel]  # no child of its own
+
+    def forward(self, x: Any) -> Any:
+        loss = super().forward(x).square().mean()
+        self.optimizer.zero_grad()
+        if torch.is_grad_enabled() and self.around[0].require_backward_grad_sync:
+            self.around[0].reducer._rebuild_buckets()
+            self.around[0].reducer.prepare_for_backward([])
+        loss.backward()
+        self.optimizer.step()
+        self.around[0].require_backward_grad_sync = False
+
+
+def test_steps_in_a_forward_pass(group: Slow) -> None:
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        inner = ByHand()
+        model = DistributedDataParallel(inner)
+        inner.around = (model,)
+        inner.optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        pairs.append((model, inner.optimizer))
+    (model, optimizer), (plain, _) = pairs
+    handle = Overlap(model, optimizer, group, Settings(channels=2))
+    for step in range(9):
+        for each in (model, plain):
+            each(torch.randn(8, 16, generator=torch.Generator().manual_seed(step)))
+            each.require_backward_grad_sync = True
+    assert handle.figures.steps == 8 and handle.plan[0][0].startswith("first.")
+    assert handle.figures.predicted_seconds is None, "nothing is measured"
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert bits(model) == bits(plain)
+
+
+# ---- loss scalers
+
+
+class Scaler:
+    scale = 1.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def test_residuals_follow_the_loss_scale(group: Slow) -> None:
+    """And are kept as of a scale of 1."""
+    model, optimizer = made(sgd)
+    scaler = Scaler()
+    handle = Overlap(model, optimizer, group, Settings("i8", 2), scaler)
+    train(model, optimizer, 2)
+    half = {name: torch.full_like(each, 0.5) for name, each in handle.state_dict().items()}
+    handle.load_state_dict(half)
+    seen: list[float] = []
+    average = group.average
+
+    def look(vector: Any, residual: Any, **options: Any) -> Any:
+        seen.extend({float(each) for each in residual})
+        residual[:] = 2.0
+        return average(vector, residual.copy(), **options)
+
+    group.average = look  # type: ignore[method-assign]
+    scaler.scale = 8.0
+    train(model, optimizer, 1, first=2)
+    assert {*seen} == {4.0}
+    seen.clear()
+    scaler.scale = 4.0
+    train(model, optimizer, 1, first=3)
+    assert {*seen} == {1.0}
+    assert all((each == 0.5).all() for each in handle.state_dict().values())
+
+
+# ---- uneven inputs
+
+
+@pytest.mark.parametrize("joined", [lambda model: model.join(), lambda model: Join([model])])
+def test_uneven_inputs_are_refused(group: Slow, joined: Any) -> None:
+    model, optimizer = made(sgd)
+    Overlap(model, optimizer, group, Settings())
+    train(model, optimizer, 2)
+    with (
+        pytest.raises(UsageProblem, match=r"^overlap is not possible with join\(\)"),
+        joined(model),
+    ):
+        train(model, optimizer, 1, first=2)
+
+
+def test_a_join_in_which_all_ranks_end_together(group: Slow) -> None:
+    model, optimizer = made(sgd)
+    plain, other = made(sgd)
+    Overlap(model, optimizer, group, Settings())
+    for each, by in ((model, optimizer), (plain, other)):
+        with each.join(throw_on_early_termination=True):
+            train(each, by, 3)
+    assert bits(model) == bits(plain)
+
+
+def test_a_join_that_is_switched_off(group: Slow) -> None:
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings())
+    with model.join(enable=False):
+        train(model, optimizer, 3)
+    assert handle.figures.steps == 2
+
+
+def test_uneven_inputs_once_the_handle_is_closed(group: Slow) -> None:
+    """A handle that is closed leaves the model to DDP."""
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings())
+    train(model, optimizer, 2)
+    handle.close()
+    with Join([model]):
+        train(model, optimizer, 2, first=2)
