@@ -17,6 +17,10 @@ from nicps.protocol import Phase
 from nicps.protocol.serving import Serving
 
 
+#: Boots of a switch that are given up, each after seconds without sums, before no further one is tried.
+_MOST_BOOTS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Training is to begin, and a Linux switch that is heard is not ready yet.
@@ -31,7 +35,7 @@ class Wait:
 class Choice:
     """A Linux switch if one is ready, or the plan's exchange without one.
 
-    An exchange that has made no sums is given up for the rest of the job.
+    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it has been started again.
 
     Args:
         found: how far the job is, where another host has led before.
@@ -53,6 +57,8 @@ class Choice:
         self._waits = 0
         self._waited_in = 0  # the view in which the switch has been waited for
         self._said = ""
+        self._failed_boot = 0  # of the switch, as it was given up here for making no sums
+        self._boots = 0  # that were given up
         self._instead: Exchange | None = (
             None  # of an exchange that has failed, as the user was told
         )
@@ -141,12 +147,16 @@ class Choice:
         return Serving(servers, plan.every, plan.staleness, plan.sets), told
 
     def improves(self, phase: Phase, fragments: int) -> bool:
-        """Whether a switch has become ready that could take over. A program of all-reduces expects no new phase for
-        that.
+        """Whether a switch has become ready that could take over, also one that was given up and has been started again.
+        A program of all-reduces expects no new phase for that.
         """
-        if phase.exchange.central or not self._tries_switch or not self._plan.feedback:
+        if phase.exchange.central or not self._plan.tries_switch or not self._plan.feedback:
             return False
-        return not self._node.switch.find_lack(fragments, self._plan.width)
+        if self._node.switch.find_lack(fragments, self._plan.width):
+            return False
+        if self._failed_boot < self._node.switch.boot and 0 < self._boots < _MOST_BOOTS:
+            self._failed.discard(Exchange.LINUX_SWITCH)
+        return self._tries_switch
 
     @property
     def _tries_switch(self) -> bool:
@@ -156,7 +166,7 @@ class Choice:
 
     @property
     def switch_failed(self) -> bool:
-        """The Linux switch was tried, and is not used any more in this job, whichever host leads it."""
+        """The Linux switch was tried and is not used any more, whichever host leads the job."""
         return self._plan.tries_switch and Exchange.LINUX_SWITCH in self._failed
 
     def has_failed(self, exchange: Exchange) -> bool:
@@ -166,6 +176,7 @@ class Choice:
     def refuse_stripes(self, reason: str) -> Orders:
         """A member's kernel takes no frames of stripes, and so none of a Linux switch: every host adds for itself."""
         self._failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
+        self._boots = _MOST_BOOTS
         self.exchange = self._instead = Exchange.BROADCAST
         text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"
         return [PublishEvent("warning", {"message": text})]
@@ -173,6 +184,9 @@ class Choice:
     def give_up(self, exchange: Exchange) -> Orders:
         """The exchange makes no sums: replace it by one that has not been given up before."""
         self._failed.add(exchange)
+        if exchange is Exchange.LINUX_SWITCH:
+            self._failed_boot = self._node.switch.boot
+            self._boots += 1
         if exchange.fallback is None:
             return []
         after = exchange.fallback

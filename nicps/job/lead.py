@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.job.actions import CloseStream, Log
 from nicps.job.checkpoints import STATE
 from nicps.job.choice import Wait
@@ -193,7 +194,8 @@ class Lead:
             settings |= {"handout": part.digest, "model": part.program.digest}
         if phase.kind is wire.PhaseKind.TRAIN:
             assert part is not None
-            if part.switch_failed or self.course.choice.switch_failed:
+            failed = part.switch_failed or self.course.choice.switch_failed
+            if failed and phase.exchange is not Exchange.LINUX_SWITCH:
                 settings |= {"switch_failed": True}
             phase = replace(phase, rest=part.rest)
         return replace(phase, settings=settings)

@@ -40,14 +40,14 @@ class SwitchLink:
     Args:
         believes: this host's user has said that it believes the switch.
 
-    Attributes: `heard`, the switch has been heard lately.
+    Attributes: `heard`, the switch has been heard lately; `boot`, the newest of its boots that was heard, 0 before.
     """
 
     def __init__(self, host: LocalHost, *, believes: bool) -> None:
         self.heard = False
         self._host = host
         self._believes = believes
-        self._boot = self._nonce = 0
+        self.boot = self._nonce = 0
         self._heard_at = self._older_at = self._two_at = -math.inf
         self._granted: tuple[int, bytes, int] | None = None  # a view, its seed, and the boot
         self._granted_at = -math.inf
@@ -95,7 +95,7 @@ class SwitchLink:
         """A HELLO or a READY of a switch."""
         if body.step not in (wire.SwitchStep.HELLO, wire.SwitchStep.READY):
             return []
-        if body.boot < self._boot:
+        if body.boot < self.boot:
             self._older_at = now
             return self._report(OLDER, warns=True) if self._believes and not self.heard else []
         steps = self._note_boot(now, body.boot)
@@ -150,8 +150,8 @@ class SwitchLink:
         """It is there; perhaps it has been started again."""
         before, self._heard_at = self._heard_at, now
         steps: Steps = []
-        if boot > self._boot:
-            self._boot, self._nonce, self._ready, self._unanswered = boot, 0, None, 0
+        if boot > self.boot:
+            self.boot, self._nonce, self._ready, self._unanswered = boot, 0, None, 0
             self._said = ""
         elif before < self._older_at and now < self._older_at + FRESH_S:
             self._two_at = now
@@ -191,7 +191,7 @@ class SwitchLink:
         view, granted = self._host.view, self._granted
         if granted is None or granted[:2] != (view.number, view.seed):
             return False
-        return granted[2] != self._boot
+        return granted[2] != self.boot
 
     def _ask_to_grant(self, now: float, *, hello: bool = False) -> Steps:
         if not self._may_grant:
@@ -208,14 +208,14 @@ class SwitchLink:
         self._grant_due = math.inf
         if not self._may_grant or self._is_anothers:  # since the grant was put off
             return []
-        self._granted, self._granted_at = (view.number, view.seed, self._boot), now
+        self._granted, self._granted_at = (view.number, view.seed, self.boot), now
         name = host.name.encode()[: wire.NAME_BYTES]
         # Whoever drives this node has the view's key, and puts it in.
         said = wire.Grant(view.seed, bytes(16), name.ljust(wire.NAME_BYTES, b"\0"), view.lead)
         live = [wire.GrantMember(view.members[k - 1].mac, k) for k in view.order]
         fragments, width = self._room
         body = wire.Switch(
-            self._boot, self._nonce, 0, view.number, fragments, width, wire.SwitchStep.GRANT
+            self.boot, self._nonce, 0, view.number, fragments, width, wire.SwitchStep.GRANT
         )
         return [Send(wire.Frame(host.header(0), body, (), wire.pack_grant(said, live)))]
 

@@ -6,6 +6,7 @@ A seed that fails names itself: `python -m tests.simulator --seed N --exchange l
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -42,10 +43,12 @@ def test_more_seeds(first: int) -> None:
     run(range(first, first + 25), exchange=Exchange.LINUX_SWITCH)
 
 
-def job(hosts: int = 4, conditions: Conditions | None = None, **settings: Any) -> Lan:
+def job(
+    hosts: int = 4, conditions: Conditions | None = None, rounds: int = 12, **settings: Any
+) -> Lan:
     """A job with a switch that adds, without any fault as yet."""
     plan = Plan("job", batch=10 * hosts, width=8, alarm_below=0.0, exchange=Exchange.LINUX_SWITCH)
-    lan = Lan(hosts, conditions, 7, plan, rounds=12, fragments=12, **settings)
+    lan = Lan(hosts, conditions, 7, plan, rounds=rounds, fragments=12, **settings)
     lan.hosts[0].submit()
     lan.at(0.5, lambda: schedules.watch(lan, "", 0.0))
     return lan
@@ -95,6 +98,33 @@ def test_a_switch_that_is_gone_is_given_up_and_nobody_is_evicted() -> None:
     sums = lan.checks.sums
     assert 0 < len(sums.central) < len(sums.made) == 12
     assert warned(lan) == {Exchange.LINUX_SWITCH.fails} and views(lan) == {(1, 2, 3, 4)}
+
+
+def test_a_switch_that_was_given_up_is_taken_again_once_it_has_been_started_again() -> None:
+    lan = slow(rounds=100)
+    lan.at(TRAINING_S + 0.2, lan.linux.kill)
+    lan.at(TRAINING_S + 4.0, lan.linux.start)
+    lan.trouble(TRAINING_S + 4.0)
+    assert schedules.finish(lan).what == "done"
+    sums = lan.checks.sums
+    by_hosts = [at for at, round_ in enumerate(sorted(sums.made)) if round_ not in sums.central]
+    assert len(sums.made) == 100 and warned(lan) == {Exchange.LINUX_SWITCH.fails}
+    assert len(by_hosts) > 10 and by_hosts == list(range(by_hosts[0], by_hosts[-1] + 1))
+    assert by_hosts[0] > 0 and by_hosts[-1] < 99
+
+
+def test_a_switch_that_ends_again_and_again_is_given_up_in_the_end() -> None:
+    """Each of its boots costs seconds without sums."""
+    lan = slow(rounds=500)
+    for at in range(8):
+        lan.at(TRAINING_S + 0.2 + 6 * at, lan.linux.kill)
+        lan.at(TRAINING_S + 4.0 + 6 * at, lan.linux.start)
+    lan.trouble(TRAINING_S + 46.0)
+    assert schedules.finish(lan).what == "done"
+    sums = lan.checks.sums
+    at = [round_ in sums.central for round_ in sorted(sums.made)]
+    taken = sum(now and not before for before, now in itertools.pairwise([False, *at]))
+    assert taken == 4 and not at[-1]
 
 
 @pytest.mark.parametrize("pair", [(2, -1), (-1, 2)])

@@ -290,6 +290,39 @@ def test_the_next_lead_knows_that_it_was_given_up() -> None:
     assert next_one.told == ["exchange stripes: the Linux switch has been given up"]
 
 
+@pytest.mark.parametrize("boots", [1, 3, 4])
+def test_a_switch_that_was_started_again_is_taken_again(boots: int) -> None:
+    """By the lead that has given it up, and after four boots no more. The boot that has failed is not tried again."""
+    leader = adding()
+    for boot in range(1, boots + 1):
+        leader.spot.phase_in_force = training(exchange=LINUX)
+        leader.host.do(leader.course.exchange_fails(LINUX))
+        leader.spot.phase_in_force = training(exchange=STRIPES)
+        leader.installed()
+        leader.host.forget()
+        leader.host.do(leader.course.round_judged(ROUND - 1, "continue"))
+        assert leader.decided == [], "that boot is ready, and makes no sums"
+        leader.spot.switch.boot = boot + 1
+        leader.host.do(leader.course.round_judged(ROUND - 1, "continue"))
+        assert leader.decided == ([LINUX] if boot < 4 else [])
+    if boots < 4:
+        (decide,) = leader.host.found(Decide)
+        phase = leader.lead.complete(decide.phase, leader.host.part)
+        assert "switch_failed" not in phase.settings
+
+
+def test_a_switch_whose_frames_a_kernel_refuses_is_not_taken_once_it_was_started_again() -> None:
+    leader = adding()
+    leader.host.do(leader.course.exchange_fails(LINUX))
+    leader.host.do(leader.course.choice.refuse_stripes("h2: no room"))
+    leader.spot.phase_in_force = training(exchange=Exchange.BROADCAST)
+    leader.spot.switch.boot = 2
+    leader.installed()
+    leader.host.forget()
+    leader.host.do(leader.course.round_judged(ROUND - 1, "continue"))
+    assert leader.decided == []
+
+
 # ---- the round whose remainders are used first
 
 
