@@ -16,7 +16,6 @@ from nicps.job.serving import replace_servers
 from nicps.protocol import Phase
 from nicps.protocol.serving import Serving
 
-
 #: Boots of a switch that are given up, each after seconds without sums, before no further one is tried.
 _MOST_BOOTS = 4
 
@@ -35,7 +34,7 @@ class Wait:
 class Choice:
     """A Linux switch if one is ready, or the plan's exchange without one.
 
-    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it has been started again.
+    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it was started again.
 
     Args:
         found: how far the job is, where another host has led before.
@@ -147,8 +146,8 @@ class Choice:
         return Serving(servers, plan.every, plan.staleness, plan.sets), told
 
     def improves(self, phase: Phase, fragments: int) -> bool:
-        """Whether a switch has become ready that could take over, also one that was given up and has been started again.
-        A program of all-reduces expects no new phase for that.
+        """Whether a switch has become ready that could take over: also one that was given up, once it has been started
+        again. A program of all-reduces expects no new phase for that.
         """
         if phase.exchange.central or not self._plan.tries_switch or not self._plan.feedback:
             return False
