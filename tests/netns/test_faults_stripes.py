@@ -7,6 +7,7 @@ errors in each life of each member.
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import threading
@@ -168,6 +169,40 @@ def test_a_switch_with_small_queues(drill: Drill, slow: str) -> None:
         shape(drill, host, "10mbit" if slow == "one" and host == "h2" else "100mbit", 256_000)
     try:
         drill.goes_on(*stage.names, rounds=8)
+        assert drill.views() == before
+    finally:
+        for number in range(1, 5):
+            tc(switch_name(stage.lab.name), "del", port_name(number), "root")
+    drill.all_train()
+    drill.exact()
+
+
+def dropped(drill: Drill) -> int:
+    """Frames that the queues of the switch's ports had no room for."""
+    command = ["tc", "-n", switch_name(drill.stage.lab.name), "-s", "-j", "qdisc"]
+    found = json.loads(
+        subprocess.run(command, check=True, timeout=20.0, capture_output=True).stdout
+    )
+    return sum(of["drops"] for of in found if of["kind"] == "tbf")
+
+
+@pytest.mark.long
+def test_a_switch_with_very_small_queues(drill: Drill) -> None:
+    """64 KB in each port hold half of the windows. At first 20 to 40 frames of a round are lost there, and none once
+    the windows have followed. Thirty rounds are judged together.
+    """
+    stage, before = drill.stage, drill.views()
+    for host in stage.names:
+        shape(drill, host, "100mbit", 64_000)
+
+    def lose_little() -> bool:
+        lost = dropped(drill)
+        drill.goes_on(*stage.names, rounds=10)
+        return dropped(drill) < lost + 10
+
+    try:
+        drill.until(lambda: dropped(drill) > 50, "windows are too large")
+        drill.until(lose_little, "windows are small", 240.0)
         assert drill.views() == before
     finally:
         for number in range(1, 5):

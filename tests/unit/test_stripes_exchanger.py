@@ -281,6 +281,73 @@ def test_sums_that_many_have_overtaken_are_asked_for_once_until_a_while_has_pass
     assert again.ranges == ((2003, 2), (2040, 1))
 
 
+def lossy_round(
+    part: StripesExchanger, kernel: Kernel, lost: set[int], took_s: float = 1.0
+) -> tuple[int, int]:
+    """A round of member 2: the fragments of its first windows to members 4 and 1. `lost` are asked for, and come."""
+    part.open(ROUND)
+    part.conversion, kernel.sums, kernel.next_ = CONVERSION, set(), {}
+    first = only(part.on_token(0.0, closed(1, 2, 4)))
+    kernel.next_ = {4: 3000, 1: 1000}
+    kernel.sums = {*range(FRAGMENTS)} - lost
+    asked = [a for a in part.advance(0.9 * took_s) if isinstance(a, SendFragments) and a.asks]
+    assert bool(asked) == bool(lost)
+    kernel.sums = {*range(FRAGMENTS)}
+    assert part.advance(took_s) == []
+    (_, to_4), (_, to_1) = first.ranges
+    return to_4, to_1
+
+
+def test_the_window_to_an_aggregator_that_loses_much_becomes_smaller_after_the_round() -> None:
+    """Two rounds of a thousand fragments are judged together."""
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    lost = {*range(2000, 2900, 10)}
+    assert [lossy_round(part, kernel, lost) for _ in range(2)] == [(WINDOW, WINDOW)] * 2
+    assert [lossy_round(part, kernel, set()) for _ in range(3)] == [(WINDOW // 2, WINDOW)] * 3
+
+
+def test_and_goes_back_if_it_loses_as_much_or_takes_longer() -> None:
+    for lost, took_s in (({*range(2000, 2900, 10)}, 1.0), (set[int](), 2.0)):
+        kernel = Kernel()
+        part = member(kernel=kernel)
+        for _ in range(2):
+            lossy_round(part, kernel, {*range(2000, 2900, 10)})
+        for _ in range(2):
+            assert lossy_round(part, kernel, lost, took_s) == (WINDOW // 2, WINDOW)
+        assert lossy_round(part, kernel, lost) == (WINDOW, WINDOW)
+
+
+def test_with_a_smaller_window_fewer_later_sums_show_a_loss() -> None:
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    for _ in range(2):
+        lossy_round(part, kernel, {*range(2000, 2900, 10)})
+    part.open(ROUND)
+    part.conversion, kernel.sums, kernel.next_ = CONVERSION, set(), {}
+    assert only(part.on_token(0.0, closed(1, 2, 4))).ranges == ((2000, WINDOW // 2), (0, WINDOW))
+    kernel.next_[4] = 2000 + WINDOW
+    kernel.sums = {*range(2001, 2000 + WINDOW // 2 - 1)}
+    assert part.advance(0.001) == []
+    kernel.sums |= {2000 + WINDOW // 2 - 1}
+    assert only(part.advance(0.002)).ranges == ((2000, 1),)
+
+
+def test_rounds_of_others_alone_show_nothing_of_the_window() -> None:
+    """This member has sent nothing in them."""
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    for _ in range(4):
+        part.open(ROUND)
+        kernel.sums = set()
+        part.on_token(0.0, closed(1, 4))
+        kernel.sums = {*range(FRAGMENTS)} - {*range(2000, 2900, 10)}
+        part.advance(part.deadline())
+        kernel.sums = {*range(FRAGMENTS)}
+        part.advance(1.0)
+    assert lossy_round(part, kernel, set()) == (WINDOW, WINDOW)
+
+
 def test_questions_become_rarer_and_answers_make_them_usual_again() -> None:
     kernel = Kernel()
     part = member(kernel=kernel)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from nicps.protocol.exchange.window_size import WindowSize
 from nicps.protocol.exchange.windows import Window
 
 #: Rounds of each channel of which the line's figures are kept.
@@ -60,7 +61,7 @@ class GivingWay:
     """How many fragments one channel may have on their way to each aggregator.
 
     Args:
-        most: its window, where nothing more urgent is open.
+        most: its window, where nothing more urgent is open and few fragments are lost.
         ahead: the exchanges of the channels of higher urgency.
         line: shared by all channels; None: there is one.
     """
@@ -72,6 +73,8 @@ class GivingWay:
         self._urgent: list[Urgent] = []
         self._windows: dict[int, int] = {}
         self._swallowing: set[int] = set()
+        self._sizes: dict[int, WindowSize] = {}  # by aggregator
+        self._has_waited = False  # the open round, for a more urgent one
         self._began_at = math.inf
         #: How long the last round took, from its closed list to its sums, and when that was.
         self.took_s, self.whole_at = 0.0, -math.inf
@@ -80,6 +83,7 @@ class GivingWay:
         """Another round is open: of it the kernel swallows nothing."""
         self._windows.clear()
         self._swallowing.clear()
+        self._has_waited = False
         self._began_at = math.inf
 
     def begin(self, now: float) -> None:
@@ -89,21 +93,35 @@ class GivingWay:
     def find_urgent(self) -> None:
         """Find out which rounds go first now."""
         self._urgent = [each for each in self._ahead if each.under_way]
+        self._has_waited |= bool(self._urgent)
+
+    def note_stripe(self, stripe: Window) -> None:
+        """The round of that stripe is over: of one that has waited for no other the next one's window is the size."""
+        if self._has_waited or not stripe.took_s:
+            return
+        size = self._sizes.setdefault(stripe.owner, WindowSize(self._most))
+        size.note_round(stripe.end - stripe.first, stripe.lost, stripe.took_s)
+
+    def size(self, owner: int) -> int:
+        """Fragments that may be on their way to that aggregator where nothing more urgent is open."""
+        size = self._sizes.get(owner)
+        return self._most if size is None else size.size
 
     def window(self, owner: int) -> int:
         """Fragments that may be on their way to that aggregator, as `find_urgent` has found."""
+        most = self.size(owner)
         if not self._urgent:
-            return self._most
+            return most
         busy = self._line.frames if self._line is not None else math.inf
-        room = self._most if busy == math.inf else int(busy)
-        return min(self._most, max(1, room - sum(each.on_the_way(owner) for each in self._urgent)))
+        room = most if busy == math.inf else int(busy)
+        return min(most, max(1, room - sum(each.on_the_way(owner) for each in self._urgent)))
 
     def room(self, stripe: Window) -> int:
         """Up to which fragment of that stripe may be sent now.
 
         What is lost, and not asked for yet, does not stop a small window.
         """
-        here, most = stripe.here, self._most
+        here, most = stripe.here, self.size(stripe.owner)
         window = self.window(stripe.owner)
         beyond = min(stripe.beyond + window, here + most)
         return min(stripe.end, max(here + window, beyond))
@@ -121,7 +139,7 @@ class GivingWay:
     def swallow(self, stripe: Window) -> int | None:
         """How many sums of that stripe must send no contribution, so that its window is kept; None: nothing is new."""
         owner, window = stripe.owner, self.window(stripe.owner)
-        if self._windows.get(owner, self._most) == window:
+        if self._windows.get(owner, self.size(owner)) == window:
             return None
         self._windows[owner] = window
         sums = max(0, stripe.sent - stripe.beyond - window)
