@@ -69,11 +69,13 @@ class GivingWay:
     def __init__(
         self, most: int, ahead: Sequence[Urgent] = (), line: LineFigures | None = None
     ) -> None:
-        self._most, self._ahead, self._line = most, ahead, line
+        self._ahead, self._line = ahead, line
         self._urgent: list[Urgent] = []
         self._windows: dict[int, int] = {}
         self._swallowing: set[int] = set()
-        self._sizes: dict[int, WindowSize] = {}  # by aggregator
+        self._best = WindowSize(most)
+        #: Fragments that may be on their way to an aggregator where nothing more urgent is open.
+        self.size = self._most = most
         self._has_waited = False  # the open round, for a more urgent one
         self._began_at = math.inf
         #: How long the last round took, from its closed list to its sums, and when that was.
@@ -86,6 +88,11 @@ class GivingWay:
         self._has_waited = False
         self._began_at = math.inf
 
+    def agree_on(self, window: int) -> None:
+        """The least that a member has proposed is the size now; 0: none has proposed any."""
+        if self._began_at == math.inf:  # else the round has begun with another
+            self.size = min(self._most, window or self.size)
+
     def begin(self, now: float) -> None:
         """The list of the open round is closed."""
         self._began_at = now
@@ -95,21 +102,26 @@ class GivingWay:
         self._urgent = [each for each in self._ahead if each.under_way]
         self._has_waited |= bool(self._urgent)
 
-    def note_stripe(self, stripe: Window) -> None:
-        """The round of that stripe is over: of one that has waited for no other the next one's window is the size."""
-        if self._has_waited or not stripe.took_s:
+    def note_losses(self, stripes: Sequence[Window]) -> None:
+        """The round of these stripes is over: judge it, if it had the size that this member has proposed, and has not
+        waited for a more urgent one.
+        """
+        if self._has_waited or self.size != self.proposed:
             return
-        size = self._sizes.setdefault(stripe.owner, WindowSize(self._most))
-        size.note_round(stripe.end - stripe.first, stripe.lost, stripe.took_s)
+        if not stripes or not all(stripe.took_s for stripe in stripes):
+            return
+        fragments = sum(stripe.end - stripe.first for stripe in stripes)
+        lost, took_s = sum(stripe.lost for stripe in stripes), max(s.took_s for s in stripes)
+        self._best.note_round(fragments, lost, took_s)
 
-    def size(self, owner: int) -> int:
-        """Fragments that may be on their way to that aggregator where nothing more urgent is open."""
-        size = self._sizes.get(owner)
-        return self._most if size is None else size.size
+    @property
+    def proposed(self) -> int:
+        """The size that this member would have."""
+        return self._best.size
 
     def window(self, owner: int) -> int:
         """Fragments that may be on their way to that aggregator, as `find_urgent` has found."""
-        most = self.size(owner)
+        most = self.size
         if not self._urgent:
             return most
         busy = self._line.frames if self._line is not None else math.inf
@@ -121,7 +133,7 @@ class GivingWay:
 
         What is lost, and not asked for yet, does not stop a small window.
         """
-        here, most = stripe.here, self.size(stripe.owner)
+        here, most = stripe.here, self.size
         window = self.window(stripe.owner)
         beyond = min(stripe.beyond + window, here + most)
         return min(stripe.end, max(here + window, beyond))
@@ -139,7 +151,7 @@ class GivingWay:
     def swallow(self, stripe: Window) -> int | None:
         """How many sums of that stripe must send no contribution, so that its window is kept; None: nothing is new."""
         owner, window = stripe.owner, self.window(stripe.owner)
-        if self._windows.get(owner, self.size(owner)) == window:
+        if self._windows.get(owner, self.size) == window:
             return None
         self._windows[owner] = window
         sums = max(0, stripe.sent - stripe.beyond - window)

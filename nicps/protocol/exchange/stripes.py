@@ -75,13 +75,16 @@ class StripesExchanger(Exchanger):
     def _note_losses(self) -> None:
         """The round is over: what was lost of it tells how large the next windows are."""
         if self._is_listed and self._striped and self._striped.type is wire.FrameType.CONTRIBUTION:
-            for stripe in self._stripes:
-                if stripe.owner != self._number:
-                    self._way.note_stripe(stripe)
+            others = [s for s in self._stripes if s.owner != self._number and s.first < s.end]
+            self._way.note_losses(others)
 
     def _set_clock(self, round_: int) -> None:
         looks = self._fragments_in(round_) // _LOOKS
         self.clock = min(_CLOCK, max(self._window // 2, looks))
+
+    def agree_on(self, window: int) -> None:
+        """If none is known, the one of the round before is this round's."""
+        self._way.agree_on(window)
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """Nothing: aggregators must know the whole list first."""
@@ -279,6 +282,11 @@ class StripesExchanger(Exchanger):
         return self.is_complete(token)
 
     @property
+    def proposed_window(self) -> int:
+        """The one that it has found best, or tries."""
+        return self._way.proposed
+
+    @property
     def awaits_lanes(self) -> bool:
         """There is room to send what is not converted yet."""
         return self._awaits_lanes
@@ -391,8 +399,7 @@ class StripesExchanger(Exchanger):
         The window that the agent sends waits in the host's queue. What the kernel sends by XDP_TX, as sums come, does
         not: so nearly a window may overtake one that is not lost.
         """
-        overtake = self._way.size(stripe.owner) - 1
-        return stripe.find_lost(now, self._round_trip, overtake, self._missing)
+        return stripe.find_lost(now, self._round_trip, self._way.size - 1, self._missing)
 
     def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of the window to one aggregator: smaller where that loses fewer fragments (docs/stripes.md, "Its size")."""
+"""The size of the windows to aggregators: smaller where that loses fewer fragments (docs/stripes.md, "Its size")."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 #: The smallest size.
 LEAST = 2
 #: Fragments that are judged together, of as many rounds as they take.
-ENOUGH = 1024
+ENOUGH = 4096
 #: Part of them that is lost where other sizes are tried.
 LOSSY = 1 / 256
 #: A size is better than a larger one if it has at most that part of the loss, and at least that part of the rate.
-LOSES, KEEPS = 1 / 2, 3 / 4
+LOSES, KEEPS = 2 / 3, 3 / 4
 #: Judgements from a trial that has failed to the next one; each time twice as many.
 PATIENCE, MOST_PATIENCE = 8, 64
 
@@ -33,11 +33,13 @@ class _Judged:
 
 
 class WindowSize:
-    """How many fragments a member may have on their way to one aggregator. It changes only between rounds.
+    """How many fragments a member may have on their way to each aggregator. It changes only between rounds.
 
     A port's queue that is too short for the windows of all members loses fragments. So does a bad line, whatever the
     windows are. Trials tell them apart: after losses of a window half as large, after a while without of one twice as
     large.
+
+    A host that is slow loses nothing, so its windows stay as they are.
 
     Args:
         most: the size without losses.
@@ -56,9 +58,10 @@ class WindowSize:
         self._took_s = 0.0
 
     def note_round(self, fragments: int, lost: int, took_s: float) -> None:
-        """All sums of a stripe are here.
+        """All sums of a round are here.
 
         Args:
+            fragments: in the stripes of others.
             lost: the fragments whose sums were asked for although later ones had come.
             took_s: from the closed list on.
         """
