@@ -11,6 +11,7 @@ import pytest
 
 from nicps.protocol.exchange import window_size
 from nicps.protocol.exchange.window_size import LEAST, WindowSize
+from nicps.protocol.exchange.windows import RoundTrip, Window
 
 pytestmark = pytest.mark.unit
 
@@ -108,3 +109,17 @@ def test_there_is_always_a_window() -> None:
     for divisor in range(1, 40):
         size.note_round(FRAGMENTS, FRAGMENTS // 2**divisor * 2 + 10, 0.1)
         assert LEAST <= size.size <= MOST
+
+
+def test_what_is_asked_for_twice_is_lost_once_and_what_is_only_late_is_not_lost() -> None:
+    """Three fragments are asked for as later ones have come, two of them again after a time-out, with another one."""
+    stripe, round_trip = Window.begin(1, 0, 100), RoundTrip(0.008)
+    stripe.sent, stripe.due = 60, 1.0
+
+    def ask(now: float, *lost: tuple[int, int]) -> list[tuple[int, int]]:
+        return stripe.find_lost(now, round_trip, 10, lambda *_: [*lost])
+
+    assert ask(1.0) == [(0, 4)] and not stripe.lost, "nothing has come"
+    stripe.note_come(1.1, 5, 30, round_trip)
+    assert ask(1.1, (5, 2), (9, 1)) and stripe.lost == 3
+    assert ask(9.0, (6, 1), (9, 1), (25, 1)) and stripe.lost == 4
