@@ -345,7 +345,7 @@ struct nicps_want {
 	__be32 read;   /* last round read out and applied */
 	__be32 digest; /* of the state after that round; 0: none */
 	__s8 unit;     /* with OFFERED: log2 of the step of its coarsest fragment */
-	__u8 reserved; /* 0 */
+	__u8 window;   /* with OFFERED: fragments to an aggregator at a time; 0: any */
 	__be16 lacks;  /* entries that follow: what is sent again and does not come */
 };
 _Static_assert(sizeof(struct nicps_want) == 16, "struct nicps_want has a hole");

@@ -73,7 +73,7 @@ class Announcer:
             answers = answers and self._marks.may_answer(now, of.channel)
             return steps + (self.announce(now, round_) if answers else [])
         if flags & wire.Flag.OFFERED:
-            of.offers.hear(round_, sender, want.ready, want.unit)
+            of.offers.hear(round_, sender, want.ready, want.unit, want.window)
         if flags & wire.Flag.COMPLETE and round_ == of.round:
             saves = bool(flags & wire.Flag.SAVES)
             of.hear_mark(sender, wire.Mark.COMPLETE | wire.Mark.SAVES * saves)

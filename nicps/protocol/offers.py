@@ -41,7 +41,7 @@ class Offers:
         # In a planned phase offers to rounds that inherit a list come before the list is known.
         self._heard_of = frozenset(shares) if broadcast and phase.planned else self._needed
         self._of_step: ListOfStep | None = None
-        self._heard: dict[int, dict[int, tuple[int, int]]] = {}
+        self._heard: dict[int, dict[int, tuple[int, int, int]]] = {}
         self.marks: dict[int, int] = {}
         self.listed = self.unheard = False
 
@@ -60,15 +60,25 @@ class Offers:
         listed = self._of_step() if self._of_step is not None else self._needed
         return listed is None or not all(token.lines[k - 1].settled for k in listed)
 
-    def hear(self, round_: int, member: int, samples: int, unit: int) -> None:
-        """A member, perhaps this one, offers so many samples; `unit`: the largest exponent of its lanes."""
-        if member in self._heard_of:
-            self._heard.setdefault(round_, {})[member] = samples, unit
+    def hear(self, round_: int, member: int, samples: int, unit: int, window: int = 0) -> None:
+        """A member, perhaps this one, offers so many samples.
 
-    def said(self, round_: int, member: int) -> tuple[int, int] | None:
-        """The samples and the unit that the member has offered to that round, if it has."""
+        Args:
+            unit: the largest exponent of its lanes.
+            window: the largest that it can have; 0: any.
+        """
+        if member in self._heard_of:
+            self._heard.setdefault(round_, {})[member] = samples, unit, window
+
+    def said(self, round_: int, member: int) -> tuple[int, int, int] | None:
+        """The samples, the unit and the window that the member has offered to that round, if it has."""
         heard = self._heard.get(round_)
         return heard.get(member) if heard is not None else None
+
+    def window(self, round_: int) -> int:
+        """The least that a member has offered to that round; 0: any."""
+        heard = self._heard.get(round_, {}).values()
+        return min((window for _, _, window in heard if window), default=0)
 
     def members(self, round_: int) -> frozenset[int]:
         """The members that have offered to that round."""
@@ -88,8 +98,8 @@ class Offers:
         heard = self._heard.get(token.round, {})
         listed = self._of_step() if self._of_step is not None else None
         if listed is not None:  # perhaps nobody: all that were in it have left
-            heard = {member: (listed[member], heard[member][1]) for member in listed}
-        for member, (samples, unit) in heard.items():
+            heard = {member: (listed[member], *heard[member][1:]) for member in listed}
+        for member, (samples, unit, _) in heard.items():
             line = lines[member - 1]
             line.samples, line.unit, line.ready = samples, unit, 0
             line.marks |= wire.Mark.CONTRIBUTED

@@ -225,7 +225,8 @@ class OpenRound:
             return False
         if self.has_offered or not self.exchange.may_enter():
             return False
-        self.offers.hear(self.round, self.number, offer.samples, offer.unit)
+        offered = offer.samples, offer.unit, self.exchange.proposed_window
+        self.offers.hear(self.round, self.number, *offered)
         return True
 
     def announcement(self) -> tuple[int, wire.Want]:
@@ -234,7 +235,9 @@ class OpenRound:
         flags = wire.Flag.COMPLETE * self.complete
         if said is None:
             return flags, self.want(0)
-        return flags | wire.Flag.OFFERED, replace(self.want(0), ready=said[0], unit=said[1])
+        return flags | wire.Flag.OFFERED, replace(
+            self.want(0), ready=said[0], unit=said[1], window=said[2]
+        )
 
     def close_offered(self, now: float) -> list[Action]:
         """Close the list without the token, once all members that it must have are known to offer.
@@ -250,6 +253,7 @@ class OpenRound:
         if not self.offers.closes(self.round) or (self.frozen and not self.offers.listed):
             return []
         self.offers.listed = True
+        self.exchange.agree_on(self.offers.window(self.round))
         self.token = token = self.offers.close(token)
         self._enter_marks(token)
         self._offer = None

@@ -221,7 +221,7 @@ class Want:
     read: Annotated[int, u32("last round read out and applied")]
     digest: Annotated[int, u32("of the state after that round; 0: none")] = 0
     unit: Annotated[int, i8("with OFFERED: log2 of the step of its coarsest fragment")] = 0
-    reserved: Annotated[int, u8("0")] = 0
+    window: Annotated[int, u8("with OFFERED: fragments to an aggregator at a time; 0: any")] = 0
     lacks: Annotated[int, u16("entries that follow: what is sent again and does not come")] = 0
 
 

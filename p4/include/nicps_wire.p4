@@ -293,12 +293,12 @@ header nicps_ack_t {
 
 // A member without the token tells what it has; with TOKEN_WANTED the holder of a parked one hands it over.
 header nicps_want_t {
-    bit<32> ready;   /* samples worked so far in the round */
-    bit<32> read;    /* last round read out and applied */
-    bit<32> digest;  /* of the state after that round; 0: none */
-    int<8> unit;     /* with OFFERED: log2 of the step of its coarsest fragment */
-    bit<8> reserved; /* 0 */
-    bit<16> lacks;   /* entries that follow: what is sent again and does not come */
+    bit<32> ready;  /* samples worked so far in the round */
+    bit<32> read;   /* last round read out and applied */
+    bit<32> digest; /* of the state after that round; 0: none */
+    int<8> unit;    /* with OFFERED: log2 of the step of its coarsest fragment */
+    bit<8> window;  /* with OFFERED: fragments to an aggregator at a time; 0: any */
+    bit<16> lacks;  /* entries that follow: what is sent again and does not come */
 }
 
 // A member's fragments of the open round that the sender of a WANT lacks, and does not get.

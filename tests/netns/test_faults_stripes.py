@@ -7,6 +7,7 @@ errors in each life of each member.
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import threading
@@ -176,6 +177,15 @@ def test_a_switch_with_small_queues(drill: Drill, slow: str) -> None:
     drill.exact()
 
 
+def dropped(drill: Drill) -> int:
+    """Frames that the queues of the switch's ports had no room for."""
+    command = ["tc", "-n", switch_name(drill.stage.lab.name), "-s", "-j", "qdisc"]
+    found = json.loads(
+        subprocess.run(command, check=True, timeout=20.0, capture_output=True).stdout
+    )
+    return sum(of["drops"] for of in found if of["kind"] == "tbf")
+
+
 def test_a_switch_forgets_where_hosts_are(drill: Drill) -> None:
     """It sends everything to all: members drop frames for another, and nothing else changes."""
     stage, before = drill.stage, drill.views()
@@ -252,6 +262,28 @@ def test_a_port_that_passes_no_full_frames(drill: Drill) -> None:
 
 def test_the_job_ends_well_after_all_this(drill: Drill) -> None:
     drill.end()
+
+
+@pytest.mark.long
+def test_a_switch_with_very_small_queues() -> None:
+    """64 KB in each port hold half of the windows. At first 20 to 40 frames of a round are lost there, and none once
+    the windows have followed. Some forty rounds are judged together.
+    """
+    with Drill(Stage(4, keyed=True), LARGE, SLOW, {"exchange": "stripes", "lane": "i32"}) as drill:
+        for host in drill.stage.names:
+            shape(drill, host, "100mbit", 64_000)
+        drill.ready()
+        before = drill.views()
+
+        def lose_little() -> bool:
+            lost = dropped(drill)
+            drill.goes_on(*drill.stage.names, rounds=10)
+            return dropped(drill) < lost + 10
+
+        drill.until(lambda: dropped(drill) > 50, "windows are too large", 120.0)
+        drill.until(lose_little, "windows are small", 240.0)
+        assert drill.views() == before
+        assert drill.exact() > 40
 
 
 #: No member waits for one that has a slow round.

@@ -19,7 +19,7 @@ from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
 from nicps.protocol import Action, Timings
-from nicps.protocol.exchange import switch, windows
+from nicps.protocol.exchange import switch, window_size, windows
 from tests.simulator.digest import Digest
 from tests.simulator.linux_switch import LinuxSwitch
 from tests.simulator.places import Odds, StripeFrame
@@ -93,16 +93,21 @@ def short_turns() -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_windows() -> Iterator[None]:
-    """Small stripes are sent in many windows, and a few sums that overtake one are enough to ask for it."""
+    """Small stripes are sent in many windows, whose size follows few losses. A few sums that overtake one are enough to
+    ask for it.
+    """
     small = {"QUEUE": 12, "LEAST_WINDOW": 2, "OVERTAKE": 2, "PROBES": 2, "RANGES": 4}
-    before = {name: getattr(windows, name) for name in small}
-    for name, value in small.items():
-        setattr(windows, name, value)
+    sizes = {"LEAST": 1, "ENOUGH": 8, "PATIENCE": 1}
+    changed = [(windows, *each) for each in small.items()]
+    changed += [(window_size, *each) for each in sizes.items()]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    for module, name, value in changed:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(windows, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def kind_of(frame: bytes) -> int:

@@ -104,6 +104,21 @@ def test_the_offers_of_all_close_the_list() -> None:
     assert ring.round == 2
 
 
+def test_the_least_window_that_was_offered_is_that_of_the_round() -> None:
+    """One that has none says 0."""
+    ring, _ = member()
+    for number, window in ((1, 0), (3, 2)):
+        frame = said(number, OFFERED, unit=-60)
+        assert isinstance(frame.body, wire.Want)
+        body = replace(frame.body, window=window)
+        ring.on_want(START, wire.Frame(frame.header, body, frame.items))
+    steps = offer(ring)
+    (own,) = (s.frame.body for s in steps if isinstance(s, Send))
+    assert isinstance(own, wire.Want) and own.window == 170 // 4
+    (contribution,) = sent(steps)
+    assert {count for _, count in contribution.ranges} == {2}
+
+
 def test_the_member_that_has_the_token_needs_it_no_more_than_others() -> None:
     """It stays parked."""
     kernel = Kernel()

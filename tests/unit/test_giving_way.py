@@ -96,6 +96,43 @@ def test_what_is_lost_does_not_stop_a_small_window() -> None:
     assert way.room(stripe) == 52, "never farther than a whole window"
 
 
+def lossy(way: GivingWay) -> None:
+    """A round of a long stripe of member 1 that loses a tenth."""
+    stripe = Window(1, 0, 5000, here=5000, sent=5000, beyond=5000, asked=5000, lost=500)
+    stripe.took_s = 1.0
+    way.note_losses([stripe])
+    way.open()
+
+
+def test_losses_make_windows_smaller_and_what_gives_way_begins_from_there() -> None:
+    urgent = Round({1: 5, 2: 5}, under_way=False)
+    way = GivingWay(42, [urgent], LineFigures())
+    way.find_urgent()
+    lossy(way)
+    assert way.window(1) == 42 and way.proposed == 21, "until all know of it"
+    way.agree_on(21)
+    assert way.window(1) == way.window(2) == 21
+    assert way.room(Window(1, 0, 1000, here=10, sent=20, beyond=15, asked=10)) == 31
+    assert way.swallow(Window(1, 0, 1000, 0, 21, 0, 0)) is None
+    urgent.under_way = True
+    way.find_urgent()
+    assert way.window(1) == way.window(2) == 16
+    assert way.swallow(Window(1, 0, 1000, 0, 21, 0, 0)) == 5
+
+
+def test_losses_of_a_round_that_has_given_way_show_nothing() -> None:
+    urgent = Round({1: 5})
+    way = GivingWay(42, [urgent], LineFigures())
+    way.find_urgent()
+    urgent.under_way = False
+    way.find_urgent()
+    lossy(way)
+    way.find_urgent()
+    assert way.proposed == 42
+    lossy(way)
+    assert way.proposed == 21
+
+
 # ---- the kernel's windows
 
 

@@ -34,7 +34,7 @@ LAYOUTS = {
     **dict.fromkeys(("view_channel", "standing"), "channel:B complete:B round_high:H round_low:H"),
     "decision": "number:I generation:I phase:B reserved:B reserved2:H reserved3:I",
     "ack": "number:I prepared:B reserved:B reserved2:H",
-    "want": "ready:I read:I digest:I unit:b reserved:B lacks:H",
+    "want": "ready:I read:I digest:I unit:b window:B lacks:H",
     "lack": "count:I member:H reserved:H",
     "fail": "reserved:Q",
     "leave": "reserved:Q",

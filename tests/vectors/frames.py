@@ -283,7 +283,7 @@ FRAMES = (
     Vector(
         "want that offers, and says that all is here",
         HEADER | {"flags": OFFERED | COMPLETE},
-        (("want", {"ready": 32, "read": 6, "digest": 7, "unit": -60}),),
+        (("want", {"ready": 32, "read": 6, "digest": 7, "unit": -60, "window": 28}),),
     ),
     Vector(
         "want of a member that makes no progress",

@@ -6,6 +6,7 @@
     stripes.py    everybody sends at once, each fragment to the member that adds it up, or all to a Linux switch
     switch.py     everybody sends at once to a P4 switch, which adds
     windows.py    how many fragments are under way to one host, and which are lost
+    window_size.py  how many where queues are short
     giving_way.py  how many, while more urgent rounds are open
     steps.py      with servers: a worker's steps and pulls
     servers.py    steps go to parameter servers, which keep what they come to

@@ -83,6 +83,9 @@ class Exchanger(ABC):
         """That round is open. Nothing of it has been sent or received yet."""
         self.own_sent = self.conversion = self.sized = 0
 
+    def agree_on(self, window: int) -> None:  # noqa: B027
+        """The least `proposed_window` of all that have offered to the open round, before its list is closed; 0: any."""
+
     @abstractmethod
     def send_listed(self, token: TokenState) -> list[Action]:
         """This member's contribution has entered the list. Returns what it sends at once."""
@@ -168,6 +171,11 @@ class Exchanger(ABC):
     def wants_token(self, token: TokenState) -> bool:
         """Whether this member has a use for the token while the list is closed and the member is not marked yet."""
         return True
+
+    @property
+    def proposed_window(self) -> int:
+        """Fragments that this member would have on their way to an aggregator in the open round, at most; 0: any."""
+        return 0
 
     @property
     def awaits_lanes(self) -> bool:

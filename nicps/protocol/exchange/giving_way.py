@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from nicps.protocol.exchange.window_size import WindowSize
 from nicps.protocol.exchange.windows import Window
 
 #: Rounds of each channel of which the line's figures are kept.
@@ -60,7 +61,7 @@ class GivingWay:
     """How many fragments one channel may have on their way to each aggregator.
 
     Args:
-        most: its window, where nothing more urgent is open.
+        most: its window, where nothing more urgent is open and few fragments are lost.
         ahead: the exchanges of the channels of higher urgency.
         line: shared by all channels; None: there is one.
     """
@@ -68,10 +69,14 @@ class GivingWay:
     def __init__(
         self, most: int, ahead: Sequence[Urgent] = (), line: LineFigures | None = None
     ) -> None:
-        self._most, self._ahead, self._line = most, ahead, line
+        self._ahead, self._line = ahead, line
         self._urgent: list[Urgent] = []
         self._windows: dict[int, int] = {}
         self._swallowing: set[int] = set()
+        self._best = WindowSize(most)
+        #: Fragments that may be on their way to an aggregator where nothing more urgent is open.
+        self.size = self._most = most
+        self._has_waited = False  # the open round, for a more urgent one
         self._began_at = math.inf
         #: How long the last round took, from its closed list to its sums, and when that was.
         self.took_s, self.whole_at = 0.0, -math.inf
@@ -80,7 +85,13 @@ class GivingWay:
         """Another round is open: of it the kernel swallows nothing."""
         self._windows.clear()
         self._swallowing.clear()
+        self._has_waited = False
         self._began_at = math.inf
+
+    def agree_on(self, window: int) -> None:
+        """The least that a member has proposed is the size now; 0: none has proposed any."""
+        if self._began_at == math.inf:  # else the round has begun with another
+            self.size = min(self._most, window or self.size)
 
     def begin(self, now: float) -> None:
         """The list of the open round is closed."""
@@ -89,21 +100,40 @@ class GivingWay:
     def find_urgent(self) -> None:
         """Find out which rounds go first now."""
         self._urgent = [each for each in self._ahead if each.under_way]
+        self._has_waited |= bool(self._urgent)
+
+    def note_losses(self, stripes: Sequence[Window]) -> None:
+        """The round of these stripes is over: judge it, if it had the size that this member has proposed, and has not
+        waited for a more urgent one.
+        """
+        if self._has_waited or self.size != self.proposed:
+            return
+        if not stripes or not all(stripe.took_s for stripe in stripes):
+            return
+        fragments = sum(stripe.end - stripe.first for stripe in stripes)
+        lost, took_s = sum(stripe.lost for stripe in stripes), max(s.took_s for s in stripes)
+        self._best.note_round(fragments, lost, took_s)
+
+    @property
+    def proposed(self) -> int:
+        """The size that this member would have."""
+        return self._best.size
 
     def window(self, owner: int) -> int:
         """Fragments that may be on their way to that aggregator, as `find_urgent` has found."""
+        most = self.size
         if not self._urgent:
-            return self._most
+            return most
         busy = self._line.frames if self._line is not None else math.inf
-        room = self._most if busy == math.inf else int(busy)
-        return min(self._most, max(1, room - sum(each.on_the_way(owner) for each in self._urgent)))
+        room = most if busy == math.inf else int(busy)
+        return min(most, max(1, room - sum(each.on_the_way(owner) for each in self._urgent)))
 
     def room(self, stripe: Window) -> int:
         """Up to which fragment of that stripe may be sent now.
 
         What is lost, and not asked for yet, does not stop a small window.
         """
-        here, most = stripe.here, self._most
+        here, most = stripe.here, self.size
         window = self.window(stripe.owner)
         beyond = min(stripe.beyond + window, here + most)
         return min(stripe.end, max(here + window, beyond))
@@ -121,7 +151,7 @@ class GivingWay:
     def swallow(self, stripe: Window) -> int | None:
         """How many sums of that stripe must send no contribution, so that its window is kept; None: nothing is new."""
         owner, window = stripe.owner, self.window(stripe.owner)
-        if self._windows.get(owner, self._most) == window:
+        if self._windows.get(owner, self.size) == window:
             return None
         self._windows[owner] = window
         sums = max(0, stripe.sent - stripe.beyond - window)

@@ -50,6 +50,8 @@ class StripesExchanger(Exchanger):
         self._way = GivingWay(self._window)
         self._round_trip = RoundTrip(self._timings.repeat_s)
         self._progress = Progress(self._timings)
+        self._striped: Striped | None = None
+        self._stripes: list[Window] = []
         self.open(0)
 
     # ---- what the control tells
@@ -57,9 +59,10 @@ class StripesExchanger(Exchanger):
     def open(self, round_: int) -> None:
         """Nothing of it has been sent or has come, and its list is not known."""
         super().open(round_)
+        self._note_losses()
         self._round = round_
-        self._striped: Striped | None = None
-        self._stripes: list[Window] = []
+        self._striped = None
+        self._stripes = []
         self._awaits_lanes = False
         #: A conversion, and how many records of it in the own stripe were seen.
         self._entering = 0, 0
@@ -69,9 +72,19 @@ class StripesExchanger(Exchanger):
         self._way.open()
         self._set_clock(round_)
 
+    def _note_losses(self) -> None:
+        """The round is over: what was lost of it tells how large the next windows are."""
+        if self._is_listed and self._striped and self._striped.type is wire.FrameType.CONTRIBUTION:
+            others = [s for s in self._stripes if s.owner != self._number and s.first < s.end]
+            self._way.note_losses(others)
+
     def _set_clock(self, round_: int) -> None:
         looks = self._fragments_in(round_) // _LOOKS
         self.clock = min(_CLOCK, max(self._window // 2, looks))
+
+    def agree_on(self, window: int) -> None:
+        """If none is known, the one of the round before is this round's."""
+        self._way.agree_on(window)
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """Nothing: aggregators must know the whole list first."""
@@ -111,7 +124,7 @@ class StripesExchanger(Exchanger):
             owners = self._owners_in_turn()
             self._stripes = [Window.begin(owner, *self._bounds(owner)) for owner in owners]
         for stripe in self._stripes:
-            stripe.due = now + self._round_trip.timeout_s(1)
+            stripe.due, stripe.begun_at = now + self._round_trip.timeout_s(1), now
         return self.advance(now)
 
     def on_lacking(self, now: float, lacking: wire.Lacking) -> list[Action]:
@@ -269,6 +282,11 @@ class StripesExchanger(Exchanger):
         return self.is_complete(token)
 
     @property
+    def proposed_window(self) -> int:
+        """The one that it has found best, or tries."""
+        return self._way.proposed
+
+    @property
     def awaits_lanes(self) -> bool:
         """There is room to send what is not converted yet."""
         return self._awaits_lanes
@@ -381,7 +399,7 @@ class StripesExchanger(Exchanger):
         The window that the agent sends waits in the host's queue. What the kernel sends by XDP_TX, as sums come, does
         not: so nearly a window may overtake one that is not lost.
         """
-        return stripe.find_lost(now, self._round_trip, self._window - 1, self._missing)
+        return stripe.find_lost(now, self._round_trip, self._way.size - 1, self._missing)
 
     def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""

@@ -72,7 +72,8 @@ class Window:
 
     `owner` answers them. `beyond`: one past the last that has come; the holes before `asked` have been asked for.
     `asks` is how often, since one came; `unanswered`, since `owner` has answered. `held_until`: `owner` is asked for no
-    more before, as it does not have them yet.
+    more before, as it does not have them yet. `lost`: so many were asked for since later ones had come. `took_s`: from
+    `begun_at` until all had come.
     """
 
     owner: int
@@ -88,6 +89,9 @@ class Window:
     timed: int = -1  # the fragment whose way there and back is measured, and since when
     timed_at: float = 0.0
     held_until: float = 0.0
+    lost: int = 0
+    begun_at: float = 0.0
+    took_s: float = 0.0
 
     @classmethod
     def begin(cls, owner: int, first: int, end: int) -> Window:
@@ -102,6 +106,8 @@ class Window:
         if here > self.here:
             self.here, self.asks, self.unanswered = here, 0, 0
             self.due = now + round_trip.timeout_s(0)
+            if here == self.end:
+                self.took_s = now - self.begun_at
         self.beyond = max(self.beyond, beyond, here)
 
     def take(self, now: float, count: int) -> tuple[int, int]:
@@ -138,13 +144,21 @@ class Window:
             self.unanswered += 1
             self.timed = -1
             self.due = now + round_trip.timeout_s(self.asks)
-            self.asked = self.beyond
             holes = missing(self.here, self.beyond, RANGES)
+            self._note_lost(holes)
+            self.asked = self.beyond
             if holes:
                 return holes
             return [(self.here, min(PROBES, self.end - self.here))]
         lost = self.beyond - overtake
         if lost <= max(self.asked, self.here):
             return []
-        first, self.asked = max(self.asked, self.here), lost
-        return missing(first, lost, RANGES)
+        holes = missing(max(self.asked, self.here), lost, RANGES)
+        self._note_lost(holes)
+        self.asked = lost
+        return holes
+
+    def _note_lost(self, holes: Ranges) -> None:
+        """Count those that have not been asked for before."""
+        ends = [(max(first, self.asked), first + count) for first, count in holes]
+        self.lost += sum(end - first for first, end in ends if end > first)
