@@ -63,6 +63,23 @@ def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
 
 
 @pytest.mark.long
+def test_one_that_is_no_command_leaves_nothing(checkout: Path) -> None:
+    command = "accuracy --job text --hosts 2 --seeds 1 --lane i8 --set rounds=100000 --set batch=8"
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"benchmarks.{command.split()[0]}", *command.split()[1:]],
+        cwd=checkout,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: len(processes.find("accuracy")) >= 2, "agents run", 60.0)
+        process.terminate()
+        assert process.wait(60.0) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert not list(state.LABS_DIR.glob("accuracy*.json")) and not processes.find("accuracy")
+
+
+@pytest.mark.long
 def test_idle(checkout: Path) -> None:
     found = bench(checkout, "idle --seconds 1.5 --wakes 4 --silence 2")
     assert found["hosts"] == found["wakes"] == 4
