@@ -122,6 +122,7 @@ def _prepare(
     job.change(chosen)
     notes = [lowered]  # what the user is told as the job begins
     # After the cheap errors: PyTorch takes seconds.
+    limit_threads(job.settings.threads)
     branches = pack_branches(job) if packed or job.settings.packed else None
     need = needed_first(job, sets["train"])
     first = branches.order(need) if branches else need
@@ -196,6 +197,17 @@ def _prepare(
             print(f"trainer: warning: {note}", file=sys.stderr, flush=True)
     (out / "prepared.json").write_text(json.dumps(prepared, indent=1) + "\n")
     return prepared
+
+
+def limit_threads(threads: int) -> None:
+    """From now on PyTorch computes with so many threads in this process, as in the training programs.
+
+    By default it has one for each processor. They wait for each other without sleeping: where other programs use the
+    processors, too, the preparation took three times as long.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 def unservable(arrays: weights.Arrays) -> dict[str, float]:

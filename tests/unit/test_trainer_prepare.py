@@ -400,6 +400,16 @@ def test_unpack_stays_in_its_folder(tmp_path: Path, name: str, kind: Any) -> Non
         unpack(tmp_path / "job.tar", tmp_path / "in")
 
 
+@pytest.mark.usefixtures("one_thread")  # which puts the number back
+def test_computes_with_the_threads_of_the_job(tmp_path: Path) -> None:
+    """More would wait for each other without sleeping, on processors that other programs use, too."""
+    check = "def loss(model, batch):\n    assert torch.get_num_threads() == settings.threads\n"
+    job = make(tmp_path / "small", JOB.replace("def loss(model, batch):\n", check))
+    for threads in (2, 1):
+        torch.set_num_threads(3)
+        prepare(job, tmp_path / "out", None, {"threads": threads})
+
+
 def test_unpack_refuses_garbage(tmp_path: Path) -> None:
     (tmp_path / "job.tar").write_bytes(b"garbage" * 200)
     with pytest.raises(JobError, match="cannot unpack"):
