@@ -33,7 +33,7 @@ def damaged() -> list[str]:
     return []
 
 
-@pytest.mark.short("h3-weights", "the lead-optimizer")
+@pytest.mark.short("h3-weights", "the lead-buffers", "the lead-optimizer")
 @pytest.mark.parametrize("what", ["weights", "buffers", "optimizer"])
 @pytest.mark.parametrize("who", ["h3", "the lead"])
 def test_damage(drill: Drill, damaged: list[str], who: str, what: str) -> None:

@@ -88,7 +88,7 @@ def test_areas_of_a_plan_before_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_lead_that_forgets_that_it_saves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Course, "_go_on", lambda self: [CommitNext()])
-    finds(1, "has said True")
+    finds(7, "has said True")
 
 
 def test_sums_that_are_read_on_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +105,4 @@ def test_sums_that_are_read_on_another_channel_are_found(monkeypatch: pytest.Mon
 def test_a_program_that_owes_what_it_has_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for others, and its agent ends it."""
     monkeypatch.setattr(PlannedStep, "owes", lambda self, *, closed: not closed)
-    finds(1, "ends a training program that works")
+    finds(3, "ends a training program that works")
