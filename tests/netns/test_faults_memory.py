@@ -72,4 +72,4 @@ def test_the_job_ends_well_after_all_this(drill: Drill, damaged: list[str]) -> N
     run = drill.end(astray=drill.stage.names)
     differed = run.result["differed"]
     assert set(damaged) <= {entry["name"] for entry in differed}
-    assert len(differed) >= len(damaged) > 2
+    assert len(differed) >= len(damaged)
