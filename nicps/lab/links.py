@@ -161,12 +161,12 @@ def build(settings: LabSettings, xdp_program: int) -> None:
     for number in numbers:
         netns = namespaces.host_name(settings.name, f"h{number}")
         with_netlink(netns, partial(host, number))
-        with_netlink(netns, _await_queues)
+        with_netlink(netns, await_queues)
     for netns in {ports_netns(settings), namespaces.switch_name(settings.name)}:
-        with_netlink(netns, _await_queues)
+        with_netlink(netns, await_queues)
 
 
-def _await_queues(ipr: Any) -> None:
+def await_queues(ipr: Any) -> None:
     """Until all veths of the namespace have their queues: before that the kernel drops what is sent.
 
     A worker of the kernel attaches them once there is a carrier, which takes a while on a busy machine.

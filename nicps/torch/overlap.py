@@ -333,9 +333,7 @@ class Overlap(Losses):
         run.agreed = agreed = replace(run.agreed, steps=run.agreed.steps + 1)
         if planner is None:
             return
-        if (
-            self._in_forward
-        ):  # as Lightning makes steps by hand: what is measured around it is no pass
+        if self._in_forward:  # steps by hand in Lightning: what is measured around them is no pass
             planner.stop()
             self._planner = None
             return

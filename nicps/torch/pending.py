@@ -273,9 +273,8 @@ class PendingSteps:
         if self._closed:
             return self._whole_step(closure)
         if closure is not None and not hook_at_step(optimizer):
-            with (
-                torch.enable_grad()
-            ):  # as an optimizer does; its forward pass waits for what it needs
+            # As an optimizer calls it; its forward pass waits for what it needs.
+            with torch.enable_grad():
                 found = closure()
             self._make_step(None)
             return found

@@ -44,17 +44,14 @@ def bench(checkout: Path, command: str, timeout_s: float = 300.0) -> dict[str, A
     return found
 
 
-def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
-    """SIGTERM, while it measures."""
-    command = "allreduce --hosts 2 --params 1000 --rounds 100000 --lane i8 --against none"
+def ends_well(checkout: Path, module: str, command: str, lab: str, least: int) -> None:
+    """SIGTERM, once at least so many processes work in that lab: `{pid}` is the benchmark's."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "nicps", "bench", *command.split()],
-        cwd=checkout,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", module, *command.split()], cwd=checkout, stderr=subprocess.DEVNULL
     )
-    lab = f"bench-{process.pid}-1"
+    lab = lab.format(pid=process.pid)
     try:
-        until(lambda: len(processes.find(lab)) >= 4, "agents and programs run", 60.0)
+        until(lambda: len(processes.find(lab)) >= least, "agents and programs run", 60.0)
         process.terminate()
         assert process.wait(60.0) == 128 + signal.SIGTERM
     finally:
@@ -62,21 +59,15 @@ def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
     assert not list(state.LABS_DIR.glob(f"{lab}*.json")) and not processes.find(lab)
 
 
+def test_a_benchmark_that_is_ended_leaves_nothing(checkout: Path) -> None:
+    command = "bench allreduce --hosts 2 --params 1000 --rounds 100000 --lane i8 --against none"
+    ends_well(checkout, "nicps", command, "bench-{pid}-1", 4)
+
+
 @pytest.mark.long
 def test_one_that_is_no_command_leaves_nothing(checkout: Path) -> None:
-    command = "accuracy --job text --hosts 2 --seeds 1 --lane i8 --set rounds=100000 --set batch=8"
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"benchmarks.{command.split()[0]}", *command.split()[1:]],
-        cwd=checkout,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: len(processes.find("accuracy")) >= 2, "agents run", 60.0)
-        process.terminate()
-        assert process.wait(60.0) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-    assert not list(state.LABS_DIR.glob("accuracy*.json")) and not processes.find("accuracy")
+    command = "--job text --hosts 2 --seeds 1 --lane i8 --set rounds=100000 --set batch=8"
+    ends_well(checkout, "benchmarks.accuracy", command, "accuracy", 2)
 
 
 @pytest.mark.long

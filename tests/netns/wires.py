@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nicps.lab import enter
+from pyroute2 import IPRoute
+
+from nicps.lab import enter, links
 
 
 def run(command: str) -> str:
@@ -22,17 +23,6 @@ def run(command: str) -> str:
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
-
-
-def await_queues(*names: str) -> None:
-    """Wait until the kernel has attached the queues of interfaces that were set up: before that it drops all frames.
-
-    A worker of the kernel does so when the carrier is there, which takes a while on a busy machine.
-    """
-    deadline = time.monotonic() + 30
-    while not all(" state UP " in run(f"ip -o link show {name}") for name in names):
-        assert time.monotonic() < deadline, f"{names} are not up"
-    run("ip link set lo up")  # waits for the lock under which the worker does both
 
 
 @contextmanager
@@ -51,7 +41,8 @@ def veth_pair(rate: str = "", mtu: int = 1500) -> Iterator[tuple[str, str]]:
             run(f"ip link set {name} up")
             if rate:
                 run(f"tc qdisc add dev {name} root tbf rate {rate} burst 128kb limit 4mb")
-        await_queues("left", "right")
+        with IPRoute() as ipr:
+            links.await_queues(ipr)
         yield "left", "right"
     finally:
         enter.setns(before)

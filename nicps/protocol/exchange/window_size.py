@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of the windows to aggregators: smaller where that loses fewer fragments (docs/stripes.md, "Its size")."""
+"""The size of the windows to aggregators: smaller where that loses fewer fragments (docs/stripes.md)."""
 
 from __future__ import annotations
 
