@@ -64,13 +64,8 @@ class Reserved:
 
     def use(self, dataplane: DataPlane) -> None:
         """Let the program work with it from now on."""
-        maps = dataplane.maps
-        if self.accumulators is not None:
-            maps.use(self.accumulators)
-        if self.stripes is not None:
-            maps.stripes.use(self.stripes)
-        if self.places is not None:
-            maps.stripes.use_places(self.places)
+        made = self.accumulators, self.stripes, self.places
+        dataplane.maps.use(*(each for each in made if each is not None))
 
     def close(self) -> None:
         """Free it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from nicps.agent.children import Children
 from nicps.agent.control import ControlSocket
 from nicps.agent.driver import log
+from nicps.agent.process import Child
 from nicps.agent.settings import AgentSettings
 from nicps.errors import NicpsError
 from nicps.job.actions import Log, Publish, RunHook
@@ -41,13 +42,20 @@ class Notifier:
             return
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            self._children.spawn(
+            child = self._children.spawn(
                 ["/bin/sh", "-c", hook, "nicps", action.reason],
                 runs,
                 runs / "alarm.log",
-                lambda code: log(f"the alarm's hook ended with {code}") if code else None,
+                lambda code: _note_end(child, code),
                 as_owner=True,
                 network_access=True,
             )
         except (OSError, NicpsError) as error:
             log(f"the alarm's hook cannot be run: {error}")
+
+
+def _note_end(hook: Child, code: int) -> None:
+    if hook.failure:
+        log(f"the alarm's hook cannot be run: {hook.failure}")
+    elif code:
+        log(f"the alarm's hook ended with {code}")

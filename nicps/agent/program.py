@@ -94,6 +94,9 @@ class Program:
         child, self._child = self._child, None
         if child is not None and number == self._number:
             driver, part = self._driver, self._life.part
+            if child.failure:
+                driver.carry_out(self._life.program_unstarted(driver.now, number, child.failure))
+                return
             last = child.last_line(part.programs.moment if part is not None else "")
             if code and self._executor.job is not None:
                 last = self._executor.job.keep_log(last)

@@ -205,12 +205,18 @@ class Scripts:
                 stdout=run.printed.stdout,
             )
         except (OSError, NicpsError) as error:
-            with contextlib.suppress(OSError):
-                run.printed.stderr.write_text(f"{error}\n")
-            self._ended(run, JobFailed.exit_code)
+            self._note_unstarted(run, str(error))
+
+    def _note_unstarted(self, run: _Run, why: str) -> None:
+        with contextlib.suppress(OSError):
+            run.printed.stderr.write_text(f"{why}\n")
+        self._ended(run, JobFailed.exit_code)
 
     def _ended(self, run: _Run, code: int) -> None:
-        run.child = None
+        child, run.child = run.child, None
+        if child is not None and child.failure:
+            self._note_unstarted(run, child.failure)
+            return
         report: dict[str, Any] = {"code": code if code >= 0 else 128 - code}
         with contextlib.suppress(OSError):
             fd = open_file(run.base / "work" / WEIGHTS)

@@ -69,8 +69,8 @@ class StripingKernel:
     def begin(self, fragments: int, width: int) -> None:
         """Empty maps for a vector of so many fragments, all of which this host aggregates."""
         stripes = self.maps.stripes
-        stripes.use(stripes.reserve(fragments))
-        stripes.use_places(stripes.reserve_places(-(-fragments // wire.fragments_per_block(width))))
+        blocks = -(-fragments // wire.fragments_per_block(width))
+        stripes.use(stripes.reserve(fragments), stripes.reserve_places(blocks))
         stripes.own["conversion"], stripes.own["exponent"] = _CONVERSION, _UNIT & 0xFF
         self._channel["width"] = self._channel["width_next"] = width
         self._width, self._round = width, 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,34 +158,39 @@ class Servers:
 
     def use_part(self, reserved: ServersPart) -> None:
         """From now on steps for the own part go there. Takes no frames while it works (20 to 60 ms)."""
-        with self._swapping, inner.disabled(self._config):
-            inner.put(self._fds["homes"], reserved.homes_fd)
-            self._config["gather_blocks"] = reserved.blocks
-            inner.put(self._fds["parameters"], reserved.parameters_fd)
-            # Of the job before: in new homes nothing is due, and none is full.
-            self._config["settled"] = self._ring["full"] = 0
-            self._drop(self.part)
-            self.part = reserved
+        with self._swapping:
+            inner.swap(self._config, self._swap_part(reserved))
         self.homes = inner.view(reserved.homes_fd, layout().records["home"], 1)[0]
         lanes = np.dtype((np.int64, wire.BLOCK_LANES))
         blocks = inner.view(reserved.parameters_fd, lanes, 1, writable=False)
         self._blocks = blocks.reshape(-1, wire.BLOCK_LANES)
 
+    def _swap_part(self, reserved: ServersPart) -> Iterator[list[inner.Place]]:
+        yield [(self._fds["homes"], reserved.homes_fd)]
+        self._config["gather_blocks"] = reserved.blocks
+        yield [(self._fds["parameters"], reserved.parameters_fd)]
+        # Of the job before: in new homes nothing is due, and none is full.
+        self._config["settled"] = self._ring["full"] = 0
+        self._drop(self.part)
+        self.part = reserved
+
     def use_store(self, reserved: ServersStore) -> None:
         """From now on parameters that come go there. Takes no frames while it works (20 to 60 ms)."""
         shapes = layout().records
-        with self._swapping, inner.disabled(self._config):
-            inner.put(self._fds["own"], reserved.own_fd)
-            for bank, place in (_STORED, _ACKNOWLEDGED):
-                self._progress[bank, place] = np.zeros((), self._progress.dtype)
-            self._config["room"] = reserved.room
-            inner.put(self._fds["taken"], reserved.taken_fd)
-            inner.put(self._fds["sums"], reserved.sums_fd)
-            self._drop(self.store)
-            self.store = reserved
+        with self._swapping:
+            inner.swap(self._config, self._swap_store(reserved))
         self.own = inner.view(reserved.own_fd, shapes["own"], 1)[0]
         self.sums = inner.view(reserved.sums_fd, shapes["stored"], 1, writable=False)[0]
         self.taken = inner.view(reserved.taken_fd, np.dtype(np.uint64), 1, writable=False)[0]
+
+    def _swap_store(self, reserved: ServersStore) -> Iterator[list[inner.Place]]:
+        yield [(self._fds["own"], reserved.own_fd)]
+        for bank, place in (_STORED, _ACKNOWLEDGED):
+            self._progress[bank, place] = np.zeros((), self._progress.dtype)
+        self._config["room"] = reserved.room
+        yield [(self._fds["taken"], reserved.taken_fd), (self._fds["sums"], reserved.sums_fd)]
+        self._drop(self.store)
+        self.store = reserved
 
     @property
     def in_use(self) -> bool:

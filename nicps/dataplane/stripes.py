@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,7 +114,7 @@ class Stripes:
         return StripesRoom(rooms, *inner.make(self._fds, wanted, "own lanes and sums"))
 
     def reserve_places(self, *blocks: int) -> StripesPlaces:
-        """New places of an own stripe for `use_places`; may be done in another thread.
+        """New places of an own stripe for `use`; may be done in another thread.
 
         Args:
             blocks: by channel, where 0 stands for 1.
@@ -130,43 +130,48 @@ class Stripes:
         )
         return StripesPlaces(by_channel, *inner.make(self._fds, wanted, "places for an own stripe"))
 
-    def use(self, reserved: StripesRoom) -> None:
-        """From now on the program takes lanes from these, and puts sums into these; both are empty.
+    def use(self, *reserved: StripesRoom | StripesPlaces) -> None:
+        """From now on the program takes lanes from this room, and puts sums into it; contributions to the own stripe go
+        to these places. All are empty.
 
-        There are no places of the own stripe until `use_places`. A process that has mapped the old maps keeps them.
-        Takes no frames while it works (20 to 60 ms).
+        With another room there are no places until others come into use. A process that has mapped the old maps keeps
+        them. Takes no frames while it works (20 to 60 ms).
         """
+        with self._swapping:
+            inner.swap(self._config, *map(self.swap, reserved))
+
+    def swap(self, reserved: StripesRoom | StripesPlaces) -> Iterator[list[inner.Place]]:
+        """The steps of `use`, for `inner.swap`; a room comes before its places."""
+        if isinstance(reserved, StripesRoom):
+            return self._swap_room(reserved)
+        return self._swap_places(reserved)
+
+    def _swap_room(self, reserved: StripesRoom) -> Iterator[list[inner.Place]]:
         shapes = layout().records
-        with self._swapping, inner.disabled(self._config):
-            inner.put(self._fds["own"], reserved.own_fd)
-            self._forget_counts()
-            self.areas.set_rooms(reserved.rooms)
-            inner.put(self._fds["sums"], reserved.sums_fd)
-            self.forget_sent()
-            _close(self.own_fd, self.sums_fd)
-            self.own_fd, self.sums_fd = reserved.own_fd, reserved.sums_fd
-            self.room = sum(reserved.rooms)
+        yield [(self._fds["own"], reserved.own_fd)]
+        self._forget_counts()
+        self.areas.set_rooms(reserved.rooms)
+        yield [(self._fds["sums"], reserved.sums_fd)]
+        self.forget_sent()
+        _close(self.own_fd, self.sums_fd)
+        self.own_fd, self.sums_fd = reserved.own_fd, reserved.sums_fd
+        self.room = sum(reserved.rooms)
         self.own = inner.view(self.own_fd, shapes["own"], self._banks)
         self.sums = inner.view(self.sums_fd, shapes["stored"], self._banks, writable=False)
         self._forget_places()
 
-    def use_places(self, reserved: StripesPlaces) -> None:
-        """From now on contributions to the own stripe go to these places, which are empty.
-
-        Takes no frames while it works (20 to 60 ms).
-        """
-        with self._swapping, inner.disabled(self._config):
-            inner.put(self._fds["gathers"], reserved.gathers_fd)
-            self.areas.set_blocks(reserved.blocks)
-            inner.put(self._fds["gather_blocks"], reserved.blocks_fd)
-            _close(self._gathers_fd, self.blocks_fd)
-            self._gathers_fd, self.blocks_fd = reserved.gathers_fd, reserved.blocks_fd
+    def _swap_places(self, reserved: StripesPlaces) -> Iterator[list[inner.Place]]:
+        yield [(self._fds["gathers"], reserved.gathers_fd)]
+        self.areas.set_blocks(reserved.blocks)
+        yield [(self._fds["gather_blocks"], reserved.blocks_fd)]
+        _close(self._gathers_fd, self.blocks_fd)
+        self._gathers_fd, self.blocks_fd = reserved.gathers_fd, reserved.blocks_fd
         self.places = sum(reserved.blocks)
         gather = layout().records["gather"]
         self.gathers = inner.view(self._gathers_fd, gather, self._banks, writable=False)
 
     def retire_places(self) -> None:
-        """Let the program take no contributions to the own stripe until `use_places`.
+        """Let the program take no contributions to the own stripe until other places are in use.
 
         To be called while `config["enabled"]` is 0 and no frame is in the program, as after `Maps.enter_view`.
         Processes that have the places mapped keep their content: a round of the view before may still be committed.

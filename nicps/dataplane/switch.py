@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -380,15 +380,16 @@ class SwitchMaps:
             before = self._reserved
             if before is not None:
                 self._leave()
-            with inner.disabled(self._config):
-                inner.put(self._fds["places"], reserved.places_fd)
-                self.config["room"], self.config["width"] = reserved.fragments, reserved.width
-                self._told["last"][layout().limits["TOLD_ROOM"]] = 0
-                inner.put(self._fds["blocks"], reserved.blocks_fd)
-                inner.put(self._fds["sums"], reserved.sums_fd)
+            inner.swap(self._config, self._swap(reserved))
             self._reserved = reserved
             if before is not None:
                 before.close()
+
+    def _swap(self, reserved: SwitchRoom) -> Iterator[list[inner.Place]]:
+        yield [(self._fds["places"], reserved.places_fd)]
+        self.config["room"], self.config["width"] = reserved.fragments, reserved.width
+        self._told["last"][layout().limits["TOLD_ROOM"]] = 0
+        yield [(self._fds["blocks"], reserved.blocks_fd), (self._fds["sums"], reserved.sums_fd)]
 
     def counters(self) -> dict[str, int]:
         """Counts of frames by outcome."""

@@ -85,8 +85,11 @@ def test_unless_it_is_given_ours(open_path: Path, listener: str) -> None:
 
 def test_a_program_that_is_not_there_leaves_us_at_home(open_path: Path) -> None:
     home = os.readlink("/proc/thread-self/ns/net")
-    with pytest.raises(EnvironmentProblem, match="cannot run /no/such/program"):
-        Child(["/no/such/program"], User.named("nobody"), open_path, open_path / "log", {})
+    child = Child(["/no/such/program"], User.named("nobody"), open_path, open_path / "log", {})
+    assert select.select([child], [], [], 30.0)[0]
+    assert child.reap() == EnvironmentProblem.exit_code
+    assert child.last_line().startswith("user 'nobody' cannot run /no/such/program: ")
+    assert child.reported_error() == child.last_line()
     assert os.readlink("/proc/thread-self/ns/net") == home
 
 

@@ -44,7 +44,7 @@ class Member:
         plane.enter_view(VIEW, number, macs, 3 - number, KEY if plane.keyed else None)
         self.stripes.use(self.stripes.reserve(FRAGMENTS))
         places = -(-HALF // wire.fragments_per_block(WIDTH))
-        self.stripes.use_places(self.stripes.reserve_places(places))
+        self.stripes.use(self.stripes.reserve_places(places))
         self.stripes.set_ranks((1, 2), (1, 2))
         rng = np.random.default_rng(number)
         own = self.stripes.own[1]
@@ -239,7 +239,7 @@ def test_both_layouts_take_turns_in_the_ring() -> None:
             for member in (first, second):
                 member.stripes.set_ranks((1, 2), (1, 2))
                 member.stripes.use(member.stripes.reserve(FRAGMENTS))
-                member.stripes.use_places(member.stripes.reserve_places(HALF))
+                member.stripes.use(member.stripes.reserve_places(HALF))
                 own = np.random.default_rng(turn).integers(0, 256, (FRAGMENTS, 1440))
                 member.stripes.own["lane"][1] = own
                 member.stripes.own["conversion"] = CONVERSION

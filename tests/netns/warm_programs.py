@@ -3,8 +3,8 @@
 
 A warm agent (`tests/netns/warm.py`) forks a *stem* before it does anything else. The stem has PyTorch and the trainer
 in memory and waits. For `python -m trainer ...`, and for the tests' own training programs, it makes a copy of itself,
-which becomes what Popen would have made: streams, descriptors, session, user, namespaces, environment and command line
-are the same. The copy is a child of the agent (CLONE_PARENT), not of the stem, so the agent's own waiting, killing and
+which becomes what the agent would have made: streams, descriptors, session, user, namespaces, environment and command
+line are the same. The copy is a child of the agent (CLONE_PARENT), not of the stem, so the agent's own killing and
 reaping apply to it.
 """
 
@@ -21,9 +21,8 @@ import platform
 import runpy
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,20 +74,52 @@ def grow_stem(show: Callable[[Sequence[str]], None]) -> None:
         os._exit(0)
     theirs.close()
     ours.settimeout(_ANSWER_S)
-    process.Popen = partial(_start, ours, stem)  # type: ignore[misc, assignment]
+    process.start = partial(_start, process.start, ours, stem)  # type: ignore[assignment]
 
 
 def _start(
-    stem: socket.socket, pid: int, argv: Sequence[str], **options: Any
-) -> subprocess.Popen[bytes]:
-    """As Popen of `nicps.agent.process`. A scene that kills or stops an agent's programs does so to its stem, too."""
+    cold: Callable[..., tuple[int, int]],
+    stem: socket.socket,
+    pid: int,
+    argv: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    fds: Sequence[int],
+    user: process.User | None,
+    network_access: bool,
+) -> tuple[int, int]:
+    """As `start` of `nicps.agent.process`. A scene that kills or stops an agent's programs does so to its stem, too."""
     python, *words = argv
     trains = words[:3] == ["-P", "-m", _MODULE]
     of_tests = words[:1] == ["-P"] and Path(words[1]).parent == Path(__file__).parent
     if python == sys.executable and (trains or of_tests) and _waits(pid):
+        request = {
+            "argv": list(argv),
+            "cwd": os.fspath(folder),
+            "env": dict(environment),
+            "places": [1, 2, *fds[2:]],
+            "user": None if user is None else (user.name, user.uid, user.gid),
+            "network_access": network_access,
+        }
         with contextlib.suppress(ConnectionError):  # the stem is killed in this moment
-            return _Program(stem, argv, **options)
-    return subprocess.Popen(argv, **options)
+            return _ask(stem, request, fds)
+    return cold(argv, folder, environment, fds, user, network_access)
+
+
+def _ask(stem: socket.socket, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+    failed, fails = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        sent = array.array("i", [*fds, fails])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)]
+        stem.sendmsg([json.dumps(request).encode()], ancillary)
+        if not (answer := stem.recv(64)):
+            raise ConnectionResetError("the stem has gone")
+        return int(answer), failed
+    except OSError:
+        os.close(failed)
+        raise
+    finally:
+        os.close(fails)
 
 
 def _waits(pid: int) -> bool:
@@ -98,48 +129,6 @@ def _waits(pid: int) -> bool:
     except OSError:
         return False
     return state in (b"R", b"S")
-
-
-class _Program(subprocess.Popen[bytes]):
-    """A training program that the stem makes."""
-
-    def __init__(self, stem: socket.socket, argv: Sequence[str], **options: Any) -> None:
-        self._stem = stem
-        super().__init__(argv, **options)
-
-    def _execute_child(self, *arguments: Any) -> None:
-        """As Popen's, whose arguments stand in the order of its signature."""
-        argv, _, before, _, pass_fds, folder, environment = arguments[:7]
-        pipes = arguments[10:16]
-        user, network_access = before.args
-        request = {
-            "argv": list(argv),
-            "cwd": os.fspath(folder),
-            "env": dict(environment),
-            "places": [0, 1, 2, *pass_fds],
-            "user": None if user is None else (user.name, user.uid, user.gid),
-            "network_access": network_access,
-        }
-        failed, fails = os.pipe()
-        try:
-            fds = array.array("i", [pipes[0], pipes[3], pipes[5], *pass_fds, fails])
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
-            self._stem.sendmsg([json.dumps(request).encode()], ancillary)
-            answer = self._stem.recv(64)
-            if not answer:
-                raise ConnectionResetError("the stem has gone")
-            self.pid = int(answer)
-            self._child_created = True
-            os.close(fails)
-            fails = -1
-            if os.read(failed, 1):
-                os.waitpid(self.pid, 0)
-                raise subprocess.SubprocessError("Exception occurred in preexec_fn.")
-        finally:
-            os.close(failed)
-            if fails >= 0:
-                os.close(fails)
-            self._close_pipe_fds(*pipes)
 
 
 # ---- the stem's side
@@ -176,11 +165,14 @@ def _become(
     requests: socket.socket,
     show: Callable[[Sequence[str]], None],
 ) -> NoReturn:
-    """In the copy: what Popen and the interpreter do before the program's own code runs."""
+    """In the copy: what the agent and the interpreter do before the program's own code runs."""
     waiting = [fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE) for fd in fds]
     requests.detach()
     os.closerange(3, _ABOVE)
     *passed, fails = waiting
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     for fd, place in zip(passed, request["places"], strict=True):
         os.dup2(fd, place)
         os.close(fd)
@@ -190,8 +182,8 @@ def _become(
         user = process.User(*request["user"]) if request["user"] else None
         process._before_exec(user, request["network_access"])
         os.chdir(request["cwd"])
-    except OSError:
-        os.write(fails, b"f")
+    except OSError as error:
+        os.write(fails, str(error).encode())
         os._exit(255)
     _python.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as exec does
     os.close(fails)

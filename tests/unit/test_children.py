@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from nicps.agent import children
+from nicps.agent import children, process
 from nicps.agent.children import Children
 from nicps.agent.loop import Loop
 from nicps.agent.process import Child, User
+from nicps.errors import EnvironmentProblem
 
 #: A program whose end goes to its child first, which is in a session of its own. PR_SET_PTRACER, PTRACE_SEIZE.
 TRACED = """
@@ -114,6 +115,50 @@ def test_who_is_ended_tells_nobody(host: Host) -> None:
     host.children.once_gone(lambda: gone.append(True))
     host.until(lambda: gone, "it is gone")
     assert not host.codes and child.reap() == -signal.SIGKILL
+
+
+@pytest.fixture
+def slow(host: Host, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine so busy that a process does not begin before there is this file, or 10 s have passed."""
+    go = host.folder / "go"
+
+    def wait(user: User | None, network_access: bool) -> None:
+        until = time.monotonic() + 10.0
+        while not go.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        (host.folder / "begun").touch()
+
+    monkeypatch.setattr(process, "_before_exec", wait)
+    return go
+
+
+def test_nobody_waits_until_a_process_has_begun(host: Host, slow: Path) -> None:
+    """Others would evict a host that stands still."""
+    host.starts("raise SystemExit(3)")
+    host.steps()
+    assert not (host.folder / "begun").exists()
+    slow.touch()
+    host.until(lambda: host.codes, "it has ended")
+    assert host.codes == [3]
+
+
+def test_who_has_not_begun_can_be_ended(host: Host, slow: Path) -> None:
+    child = host.starts(SLEEPS)
+    host.children.end(child)
+    gone: list[bool] = []
+    host.children.once_gone(lambda: gone.append(True))
+    host.until(lambda: gone, "it is gone")
+    assert child.reap() == -signal.SIGKILL and not (host.folder / "begun").exists()
+
+
+def test_what_cannot_be_begun_ends_and_says_why(host: Host) -> None:
+    log = host.folder / "log"
+    argv = ["/no/such/program"]
+    child = host.children.spawn(argv, host.folder, log, host.codes.append, network_access=True)
+    host.until(lambda: host.codes, "it has ended")
+    assert host.codes == [EnvironmentProblem.exit_code]
+    assert child.failure.startswith("user 'us' cannot run /no/such/program: [Errno 2] No such file")
+    assert child.last_line() == child.reported_error() == child.failure
 
 
 def test_nobody_is_waited_for_where_nobody_was_ended(host: Host) -> None:
@@ -295,9 +340,9 @@ def test_the_operators_processes_are_left_alone(host: Host) -> None:
         assert runs(before.pid) and runs(later.pid)
     finally:
         host.children.close()
-        for process in (before, later):
-            process.kill()
-            process.wait()
+        for program in (before, later):
+            program.kill()
+            program.wait()
 
 
 def test_zombies_of_others_are_reaped(adopting: Host) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from nicps.agent import process
 from nicps.agent.folders import sweep
 from nicps.agent.lives import earlier_files, keep_life, keep_programs, rescue, set_aside
+from nicps.agent.process import User
 from nicps.agent.records import Records
+from nicps.job import Action, Life
 from nicps.job.actions import CloseJob, NoteEvent, OpenJob, StartProgram
 from tests.rooms import Rooms
 
@@ -164,6 +167,30 @@ def test_a_program_that_is_started_again_leaves_the_others_rows(tmp_path: Path) 
         rooms.program.start(StartProgram(2, "tests.bad_trainer", network_access=False))
         assert (job.base / "program-1.metrics.jsonl").read_text() == "one"
         assert not (job.folder / "out" / "metrics.jsonl").exists()
+    finally:
+        rooms.executor.close_job(CloseJob())
+        rooms.close()
+
+
+def test_a_program_that_cannot_be_begun_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(user: User | None, network_access: bool) -> None:
+        raise OSError(28, "cannot make a network namespace")
+
+    def note(life: Life, now: float, number: int, reason: str) -> list[Action]:
+        said.append((number, reason))
+        return []
+
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(process, "_before_exec", refuse)
+    monkeypatch.setattr(Life, "program_unstarted", note)
+    rooms = Rooms(tmp_path)
+    try:
+        rooms.executor.open_job(OpenJob("job"))
+        rooms.program.start(StartProgram(2, "tests.bad_trainer", network_access=False))
+        rooms.until(lambda: said, "the reason")
+        assert said[0][0] == 2 and "cannot make a network namespace" in said[0][1]
     finally:
         rooms.executor.close_job(CloseJob())
         rooms.close()

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from nicps import wire
+from nicps.agent import process
+from nicps.agent.process import User
 from nicps.agent.scripts import Scripts
+from nicps.errors import JobFailed
 from nicps.job.script import LaunchScript
 from nicps.session.events import Launched, Output
 from nicps.session.messages import Error, Result
@@ -95,6 +98,19 @@ def host(tmp_path: Path) -> Iterator[Host]:
     found = Host(tmp_path)
     yield found
     found.rooms.close()
+
+
+def test_a_script_that_cannot_be_begun_says_why(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(user: User | None, network_access: bool) -> None:
+        raise OSError(28, "cannot make a network namespace")
+
+    monkeypatch.setattr(process, "_before_exec", refuse)
+    end = host.run(PRINTS, "3")
+    said = "".join(m.text for m in host.control.told if isinstance(m, Output))
+    assert "cannot make a network namespace" in said
+    assert end.result["exit_codes"] == {"h1": JobFailed.exit_code}
 
 
 def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:

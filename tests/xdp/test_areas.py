@@ -37,7 +37,7 @@ def host(loaded: Host) -> Host:
     loaded.begin(VIEW)
     stripes = loaded.maps.stripes
     stripes.use(stripes.reserve(*ROOMS))
-    stripes.use_places(stripes.reserve_places(*BLOCKS))
+    stripes.use(stripes.reserve_places(*BLOCKS))
     stripes.own["exponent"] = UNIT & 0xFF
     loaded.maps.ring["announced"] = 0
     loaded.doorbell.take()
@@ -219,7 +219,7 @@ def test_channels_take_no_more_memory_than_their_fragments(host: Host) -> None:
     sizes = []
     for rooms, blocks in (((one,), (1000,)), (parts, tuple(room // 4 for room in parts))):
         stripes.use(stripes.reserve(*rooms))
-        stripes.use_places(stripes.reserve_places(*blocks))
+        stripes.use(stripes.reserve_places(*blocks))
         fds = (stripes.own_fd, stripes.sums_fd, stripes.blocks_fd, stripes._gathers_fd)
         sizes.append(memory_of(*(bpf.map_info(fd).id for fd in fds)))
     each = records["own"].itemsize + records["stored"].itemsize

@@ -69,7 +69,7 @@ class Host:
         self.maps.stripes.own["exponent"] = UNIT & 0xFF
 
     def use_places(self, blocks: int) -> None:
-        self.maps.stripes.use_places(self.maps.stripes.reserve_places(blocks))
+        self.maps.stripes.use(self.maps.stripes.reserve_places(blocks))
 
     def give(
         self,
