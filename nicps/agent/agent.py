@@ -40,7 +40,7 @@ from nicps.agent.status import note_pushes, status_of
 from nicps.agent.stores import Stores
 from nicps.agent.tally import Tally
 from nicps.agent.waits import Waits
-from nicps.auth import Sequences, nonce
+from nicps.auth import nonce
 from nicps.dataplane import DataPlane
 from nicps.dataplane.loader import need_root
 from nicps.errors import explain
@@ -292,7 +292,7 @@ class Agent:
         self._frames.sync_from_kernel()
         self._frames.pump()  # others wait for these frames: other work comes after
         maps = self.dataplane.maps
-        key_is_spent = max(maps.sequence, maps.sequence_of_switch) >= Sequences.NUMBERS
+        key_is_spent = self._keys.is_spent(maps.sequence, maps.sequence_of_switch)
         driver.carry_out(life.renew_view(now, key_is_spent))
         driver.carry_out(life.tick(now, self._frames.sender.waits))
         self.children.tick(now)

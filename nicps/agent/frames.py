@@ -61,6 +61,7 @@ class Frames:
             self._fragments_sent,
             lambda: node.members,
             lambda channel: node.ring.batch(channel) if node.ring is not None else 0,
+            node.is_over,
         )
         self._questions = Questions(BATCH)
         self.malformed = 0

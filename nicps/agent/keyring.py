@@ -44,6 +44,7 @@ class Keyring:
         switch: the key of a Linux switch that this host believes.
 
     Attributes: `refused` counts by reason; `strange`, those of them that were sent under another network key, or none.
+    `numbers`, how far this host's numbers have come in the view in force, as its control frames show.
     """
 
     def __init__(self, network: NetworkKey | None, switch: SwitchKey | None = None) -> None:
@@ -51,7 +52,8 @@ class Keyring:
         self._boots: dict[int, Sequences] = {}  # the numbers of a switch's frames
         self._views: dict[int, tuple[ViewKey, Sequences]] = {}  # this one, and the one before
         self.refused: Counter[str] = Counter()
-        self.strange = 0
+        self.strange = self.numbers = 0
+        self._view, self._first = 0, -1  # the view in force, and the first of these numbers
         self._told = 0  # of these, the number that was reported
         self._quiet_until = 0.0
         self._in_doubt = False
@@ -88,7 +90,15 @@ class Keyring:
         before = max((n for n in self._views if n < view.number), default=0)
         self._views = {n: kept for n, kept in self._views.items() if n == before}
         self._views[view.number] = key, Sequences()
+        self._view, self._first, self.numbers = view.number, -1, 0
         return key.siphash
+
+    def is_spent(self, *numbers: int) -> bool:
+        """Whether the view needs another key soon: `numbers` of the kernel's, or those of control frames, are many.
+
+        Small rounds take more control frames than others, and the kernel does not count them.
+        """
+        return max(self.numbers, *numbers) >= Sequences.NUMBERS
 
     def sign(self, frame: bytes, source: bytes) -> bytes:
         """Tag a control frame of ours; a grant to a switch gets the view's key in it, and is sealed."""
@@ -100,8 +110,16 @@ class Keyring:
             siphash = self._views[view][0].siphash
             frame = frame[:_SIPHASH_AT] + siphash + frame[_SIPHASH_AT + len(siphash) :]
             return self._switch.seal(frame, source)
+        if view and view == self._view:
+            self._note_number(_u32(frame, _SEQUENCE_AT))
         key = self._views[view][0] if view in self._views else self._network
         return key.sign(frame, source)
+
+    def _note_number(self, number: int) -> None:
+        self._first = number if self._first < 0 else self._first
+        ahead = (number - self._first) % (1 << 32)
+        if ahead < 1 << 31:  # else it was made before the first one
+            self.numbers = max(self.numbers, ahead)
 
     def admits(self, source: bytes, frame: bytes, own: bytes) -> bool:
         """Whether a frame that came up is a member's, and fresh; one with our `own` address is not."""

@@ -100,6 +100,7 @@ class Sender:
         members: the list of the view in force.
         batch: as many frames of a channel may wait in this host's queues while something more urgent is open; 0: any
             number.
+        is_over: nobody waits for these any more. In stripes they are not sent then: other lanes may be in their place.
     """
 
     def __init__(
@@ -110,12 +111,13 @@ class Sender:
         sent: Callable[[SendFragments, float], None],
         members: Callable[[], Sequence[Member]] = tuple,
         batch: Callable[[int], int] = lambda channel: 0,
+        is_over: Callable[[SendFragments], bool] = lambda action: False,
     ) -> None:
         self._dataplane = dataplane
         self._header = header
         self._take_sequence = take_sequence
         self._sent = sent
-        self._batch = batch
+        self._batch, self._is_over = batch, is_over
         self.lines: Priorities[_Small | _Bulk] = Priorities(dataplane)
         self._control: deque[_Small] = deque()
         self._dtype = header_dtype(wire.Fragment)
@@ -211,7 +213,7 @@ class Sender:
         else:
             item.started = item.started or now
             try:
-                taken = self.muted or self._pump_bulk(item, line)
+                taken = self.muted or self._is_useless(item) or self._pump_bulk(item, line)
                 line.stopped = not taken and not self._is_lost(line, now)
             except (InterfaceDown, InterfaceUnfit):
                 self.down = True  # others ask for what they lack, if they know of it
@@ -221,6 +223,12 @@ class Sender:
                     self._sent(item.action, item.started)
         if not line.stopped:
             line.queue.popleft()
+
+    def _is_useless(self, bulk: _Bulk) -> bool:
+        action = bulk.action
+        if isinstance(action, SendServed) or action.striped is None:
+            return False
+        return self._is_over(action)
 
     def _is_lost(self, line: Line[_Small | _Bulk], now: float) -> bool:
         """`Line.is_lost`; if not, the frame is tried again soon."""

@@ -223,6 +223,14 @@ class Node(NodeParts):
             self.ring.sent(now, action.channel)
         return self._take(now, [])
 
+    def is_over(self, action: SendFragments) -> bool:
+        """Whether nobody waits for these fragments any more: the round is committed, or will not be in this ring."""
+        ring, channel = self.rings.current, action.channel
+        if ring is None or ring.frozen or channel >= len(ring.rounds):
+            return True
+        whose = self.view.number, ring.phase.generation
+        return (action.view, action.generation) != whose or action.round < ring.rounds[channel]
+
     def go_on(self, now: float, *, saves: bool = False, channel: int = 0) -> list[Action]:
         """The lead has decided to train on after the last round (`OpenRound.go_on`)."""
         decided = self.ring is not None and self._may_decide

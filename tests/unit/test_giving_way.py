@@ -120,6 +120,21 @@ def test_losses_make_windows_smaller_and_what_gives_way_begins_from_there() -> N
     assert way.swallow(Window(1, 0, 1000, 0, 21, 0, 0)) == 5
 
 
+def test_what_is_agreed_on_after_a_round_was_whole_is_not_its_size() -> None:
+    """Contributions, and all sums, can be here before the last offer. Then it was not the size that is proposed."""
+    way = GivingWay(42, [], LineFigures())
+    lossy(way)
+    assert way.proposed == 21
+    way.begin(10.0)
+    way.note_whole(10.5, 0, 100, 0.001)
+    way.agree_on(21)
+    assert way.size == 42
+    lossy(way)
+    assert way.proposed == 21, "nothing of it was judged"
+    way.agree_on(21)
+    assert way.size == 21
+
+
 def test_losses_of_a_round_that_has_given_way_show_nothing() -> None:
     urgent = Round({1: 5})
     way = GivingWay(42, [urgent], LineFigures())

@@ -7,7 +7,7 @@ import pytest
 
 from nicps import wire
 from nicps.agent.keyring import Keyring
-from nicps.auth import NetworkKey
+from nicps.auth import NetworkKey, Sequences
 from nicps.protocol.phase import Member
 from nicps.protocol.view import View
 
@@ -17,8 +17,9 @@ OWN, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("020000000002")
 KEY = NetworkKey(bytes(32))
 
 
-def frame(view: int = 0) -> bytes:
-    return wire.pack(wire.Header(network=7, view=view, sender=2, sequence=1), wire.Call(1))
+def frame(view: int = 0, sequence: int = 1) -> bytes:
+    header = wire.Header(network=7, view=view, sender=2, sequence=sequence % (1 << 32))
+    return wire.pack(header, wire.Call(1))
 
 
 @pytest.fixture
@@ -70,3 +71,34 @@ def test_what_the_kernel_has_checked_is_not_checked_again(keys: Keyring, kind: s
     assert keys.admits(OTHER, bytes(checked), OWN)
     checked[1] = wire.FrameType.CALL
     assert not keys.admits(OTHER, bytes(checked), OWN)
+
+
+def in_view(number: int, keys: Keyring) -> Keyring:
+    members = tuple(Member(k, mac, f"h{k}") for k, mac in ((1, OWN), (2, OTHER)))
+    keys.enter(View(number, members, frozenset({1, 2}), 1))
+    return keys
+
+
+@pytest.mark.parametrize("first", [0, 1 << 31, (1 << 32) - 5])
+def test_a_key_is_spent_before_an_old_control_frame_could_come_again(first: int) -> None:
+    """Of small rounds, in which the kernel signs fewer frames than the agent: numbers come round after 2^31."""
+    sender, receiver = in_view(3, Keyring(KEY)), in_view(3, Keyring(KEY))
+    old, at = sender.sign(frame(3, first), OTHER), first
+    assert receiver.admits(OTHER, old, OWN) and not sender.is_spent(5, 6)
+    while not sender.is_spent(5, 6):
+        at += Sequences.NUMBERS // 3
+        assert receiver.admits(OTHER, sender.sign(frame(3, at), OTHER), OWN)
+        assert at < first + (1 << 31), "it may come again"
+    assert not receiver.admits(OTHER, old, OWN)
+    in_view(4, sender)
+    assert not sender.is_spent(5, 6), "the next view has another key"
+    assert sender.is_spent(5, Sequences.NUMBERS)
+
+
+def test_frames_of_other_views_or_made_earlier_do_not_spend_a_key() -> None:
+    keys = in_view(4, in_view(3, Keyring(KEY)))
+    numbers = ((4, 100), (4, 99), (0, Sequences.NUMBERS), (3, 2 * Sequences.NUMBERS), (4, 107))
+    for view, sequence in numbers:
+        keys.sign(frame(view, 100 + sequence), OTHER)
+    assert keys.numbers == 7
+    assert not Keyring(None).is_spent(0)

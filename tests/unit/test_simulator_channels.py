@@ -53,6 +53,11 @@ def test_a_seed_is_the_same_twice() -> None:
     assert len(digests) == 1
 
 
+def test_a_member_that_commits_as_a_view_comes_may_not_know_that_the_lead_saves() -> None:
+    """It has not heard the lead's mark (docs/protocol.md, "Checkpoints")."""
+    run([700087])
+
+
 # ---- mistakes that are made on purpose
 
 

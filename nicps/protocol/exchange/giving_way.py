@@ -77,7 +77,8 @@ class GivingWay:
         #: Fragments that may be on their way to an aggregator where nothing more urgent is open.
         self.size = self._most = most
         self._has_waited = False  # the open round, for a more urgent one
-        self._began_at = math.inf
+        self._has_begun = False  # its list is closed
+        self._began_at = math.inf  # until all sums are here
         #: How long the last round took, from its closed list to its sums, and when that was.
         self.took_s, self.whole_at = 0.0, -math.inf
 
@@ -85,17 +86,17 @@ class GivingWay:
         """Another round is open: of it the kernel swallows nothing."""
         self._windows.clear()
         self._swallowing.clear()
-        self._has_waited = False
+        self._has_waited = self._has_begun = False
         self._began_at = math.inf
 
     def agree_on(self, window: int) -> None:
         """The least that a member has proposed is the size now; 0: none has proposed any."""
-        if self._began_at == math.inf:  # else the round has begun with another
+        if not self._has_begun:  # else the round has begun with another
             self.size = min(self._most, window or self.size)
 
     def begin(self, now: float) -> None:
         """The list of the open round is closed."""
-        self._began_at = now
+        self._has_begun, self._began_at = True, now
 
     def find_urgent(self) -> None:
         """Find out which rounds go first now."""
