@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of lines as users write them."""
+"""Rates of lines, and sizes of memory, as users write them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from nicps.errors import UsageProblem
 
 LEAST_RATE_BPS, MOST_RATE_BPS = 8_000, 34_000_000_000  # what the kernel's shapers take
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit|bps|bit/s)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -32,3 +33,15 @@ def format_rate(rate_bps: int | None) -> str:
         if rate_bps >= _SCALE[unit]:
             return f"{rate_bps / _SCALE[unit]:g}{unit}bit"
     return f"{rate_bps}bit"
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `256M`, `2G`, `1.5g`, `64MiB` or a bare number; the letters mean powers of 1024.
+
+    Raises:
+        UsageProblem: it is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageProblem(f"{text!r} is not a size: write 256M, 2G or bytes")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))

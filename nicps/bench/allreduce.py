@@ -23,7 +23,7 @@ from nicps.bench.profile import Profile
 from nicps.errors import JobFailed
 from nicps.extras import require_extra
 from nicps.lab.agents import open_folder
-from nicps.rates import format_rate, parse_rate
+from nicps.rates import format_rate, parse_rate, parse_size
 
 LANES = ("i32", "i16", "i8")
 EXCHANGES = ("broadcast", "stripes", "switch")
@@ -93,6 +93,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--rate", default="1gbit", help="of every port (%(default)s)")
     parser.add_argument(
+        "--queue", metavar="SIZE", default="4M", help="of every port of the switch (%(default)s)"
+    )
+    parser.add_argument(
         "--lane", type=names(LANES), default=LANES, help="lanes to measure (i32,i16,i8)"
     )
     parser.add_argument(
@@ -121,8 +124,9 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     rates = [parse_rate(rate) for rate in args.rate.split(",")]
+    queue = parse_size(args.queue)
     sizes = [
-        Size(hosts, params, rate)
+        Size(hosts, params, rate, queue)
         for hosts, rate, params in itertools.product(args.hosts, rates, args.params)
     ]
     gloo = args.against == "gloo" and not args.key
@@ -148,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         summary = {"hosts": args.hosts, "params": args.params, "rate_bps": rates}
         one = {key: found[0] if len(found) == 1 else found for key, found in summary.items()}
+        one["queue_bytes"] = queue
         print(orjson.dumps({**one, "results": [asdict(row) for row in rows]}).decode())
     return 0
 

@@ -48,13 +48,14 @@ _HELD_GLOO = {"float32": 13.0, "float16": 35.0}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The number of hosts, the number of values of their float32 vectors, and the rate of the ports (bits per
-    second).
+    """The number of hosts, the number of values of their float32 vectors, the rate of the ports (bits per second), and
+    the room in a queue of the switch.
     """
 
     hosts: int
     params: int
     rate_bps: int
+    queue_bytes: int = LabSettings.queue_bytes
 
     def shape(self, lab_name: str, switch: str = "bridge") -> LabSettings:
         """A lab for this setting.
@@ -62,7 +63,9 @@ class Size:
         Raises:
             UsageProblem: there is no such lab.
         """
-        return LabSettings(lab_name, self.hosts, self.rate_bps, switch=switch)
+        return LabSettings(
+            lab_name, self.hosts, self.rate_bps, switch=switch, queue_bytes=self.queue_bytes
+        )
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from pathlib import Path
 
-from nicps.errors import UsageProblem
 from nicps.session.channel import DEFAULT_SOCKET
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +38,3 @@ def _existing(text: str) -> Path:
             f"{text!r}: {error.strerror}; name the data's folder, here or in NICPS_DATA"
         ) from None
     return Path(text)
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `256M`, `2G`, `1.5g`, `64MiB` or a bare number; the letters mean powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageProblem(f"{text!r} is not a size: write 256M, 2G or bytes")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))

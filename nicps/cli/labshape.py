@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 
 from nicps import wire
-from nicps.cli.arguments import parse_size
 from nicps.errors import UsageProblem
 from nicps.lab import LabSettings, parse_loss
 from nicps.lab.settings import SWITCHES
-from nicps.rates import parse_rate
+from nicps.rates import parse_rate, parse_size
 
 
 def add_shape(command: argparse.ArgumentParser, defaults: LabSettings) -> None:
@@ -24,6 +23,11 @@ def add_shape(command: argparse.ArgumentParser, defaults: LabSettings) -> None:
         action="store_true",
         help="with --rate: ports send frames of a higher 802.1p priority first (`nicps join --tags`); hosts are not"
         " shaped (`nicps join --shape`)",
+    )
+    command.add_argument(
+        "--queue",
+        metavar="SIZE",
+        help="with --rate: bytes that can wait in a port of the switch, 64K ...; what comes beyond that is lost (4M)",
     )
     command.add_argument(
         "--mtu",
@@ -66,6 +70,7 @@ def settings_of(args: argparse.Namespace, name: str) -> LabSettings:
         loss=parse_loss(args.loss),
         switch=args.switch,
         priorities=args.priorities,
+        queue_bytes=LabSettings.queue_bytes if args.queue is None else parse_size(args.queue),
     )
 
 

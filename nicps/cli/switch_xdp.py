@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from nicps.cli.arguments import parse_size
+from nicps.rates import parse_size
 from nicps.shutdown import ending_signals
 
 DESCRIPTION = """\

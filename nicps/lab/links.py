@@ -291,15 +291,16 @@ def _add_veth(
         os.close(fd)
     index = index_of(ipr, name)
     ipr.link("set", index=index, master=bridge, state="up")
-    _shape(ipr, index, settings)
+    _shape(ipr, index, settings, settings.queue_bytes)
     return index
 
 
-def _shape(ipr: Any, index: int, settings: LabSettings) -> None:
+def _shape(ipr: Any, index: int, settings: LabSettings, queue_bytes: int = LIMIT_BYTES) -> None:
     if settings.rate_bps is not None and not settings.priorities:
         # pyroute2 takes a plain number as bytes per second.
-        rate, burst = settings.rate_bps // 8, settings.burst_bytes
-        ipr.tc("add", "tbf", index, rate=rate, burst=burst, limit=LIMIT_BYTES)
+        rate = settings.rate_bps // 8
+        burst = min(settings.burst_bytes, max(queue_bytes // 4, 2 * settings.mtu))
+        ipr.tc("add", "tbf", index, rate=rate, burst=burst, limit=queue_bytes)
 
 
 def attach(ipr: Any, index: int, xdp_program: int) -> None:

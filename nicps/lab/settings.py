@@ -31,7 +31,9 @@ class LabSettings:
     probability, 0 to 1, that a switch port drops a frame, in each direction on its own. `switch` is
     `bridge`, or `xdp`: a namespace for `nicps switch xdp run`, behind cables that have a middle. `burst_bytes` pass a
     shaped cable at once after a pause. With `priorities` ports send frames of a higher 802.1p priority first, at that
-    rate. The hosts' ends are not shaped then: `nicps join --shape` can do that.
+    rate. The hosts' ends are not shaped then: `nicps join --shape` can do that. A port of the switch has room for
+    `queue_bytes` of frames that wait; what comes beyond that is lost. At most a quarter of that passes at once after a
+    pause.
     """
 
     name: str = "lab"
@@ -42,6 +44,7 @@ class LabSettings:
     switch: str = "bridge"
     burst_bytes: int = 128 * 1024
     priorities: bool = False
+    queue_bytes: int = 4 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -59,6 +62,16 @@ class LabSettings:
         if self.priorities and (self.rate_bps is None or self.adds):
             raise UsageProblem(
                 "priorities need a rate (--rate): without one no frame waits for another; and a bridge as the switch"
+            )
+        if self.queue_bytes < self.mtu + wire.ETHERNET_BYTES:
+            raise UsageProblem(
+                f"a port's queue must have room for a frame of {self.mtu + wire.ETHERNET_BYTES} bytes, not for"
+                f" {self.queue_bytes} (--queue)"
+            )
+        small = self.queue_bytes != LabSettings.queue_bytes
+        if small and (self.rate_bps is None or self.priorities):
+            raise UsageProblem(
+                "--queue needs --rate, as frames wait nowhere without it, and no --priorities"
             )
         if self.switch not in SWITCHES:
             raise UsageProblem(

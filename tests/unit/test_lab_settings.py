@@ -187,6 +187,9 @@ def test_nothing_to_signal_is_told() -> None:
         {"rate_bps": 0},
         {"rate_bps": 10**12},
         {"priorities": True},
+        {"queue_bytes": 65_536},
+        {"queue_bytes": 1_000, "rate_bps": 10**9},
+        {"queue_bytes": 65_536, "rate_bps": 10**9, "priorities": True},
         {"priorities": True, "rate_bps": 10**9, "switch": "xdp"},
     ],
 )
@@ -200,6 +203,8 @@ def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
     [
         ["up", "--hosts", "none"],
         ["up", "--rate", "fast"],
+        ["up", "--queue", "64K"],
+        ["up", "--queue", "much", "--rate", "1gbit"],
         ["up", "--loss", "2"],
         ["up", "--lab", "a/b"],
         ["exec", "h1"],
