@@ -15,6 +15,7 @@ from nicps.agent import process
 from nicps.agent.process import User
 from nicps.agent.scripts import Scripts
 from nicps.errors import JobFailed
+from nicps.job.actions import CloseJob, OpenJob
 from nicps.job.script import LaunchScript
 from nicps.session.events import Launched, Output
 from nicps.session.messages import Error, Result
@@ -71,18 +72,17 @@ class Host:
 
     def launch(self, script: str, *arguments: str, rank: int = 0, hosts: int = 1) -> None:
         """Start it; of several hosts the last one has started the run."""
-        folder = self.rooms.folder
-        source, files = folder / "source", folder / "files"
-        for made in (source, files, files / "out"):
-            made.mkdir()
+        self.rooms.executor.open_job(OpenJob("run-1"))
+        job = self.rooms.executor.job
+        assert job is not None
+        source, files = self.rooms.folder / "source", job.folder
+        source.mkdir()
         (source / "it.py").write_text(script)
         settings = {
             "script": {"path": "it.py", "arguments": list(arguments)},
             "network_access": True,
         }
         prepare(source, files, settings)
-        executor: Any = self.rooms.executor
-        executor.job = SimpleNamespace(folder=files)
         others = tuple((f"h{k}", bytes([k] * 6)) for k in range(2, hosts + 1))
         names, submission = (("h1", MAC), *others), int(hosts == 1)
         run = "run-1", "trainer.script", settings, names, rank, hosts - 1, submission
@@ -97,6 +97,7 @@ class Host:
 def host(tmp_path: Path) -> Iterator[Host]:
     found = Host(tmp_path)
     yield found
+    found.rooms.executor.close_job(CloseJob())
     found.rooms.close()
 
 
@@ -122,6 +123,7 @@ def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
     assert end.result["exit_codes"] == {"h1": 3} and end.result["not_kept"] == {}
     assert [type(m) for m in host.control.told] == [Launched, Output, Result]
     assert host.scripts.job is None
+    host.rooms.executor.close_job(CloseJob())
     work = host.rooms.settings.work
     host.rooms.until(lambda: not [*work.iterdir()], "an empty folder of work")
 
