@@ -267,8 +267,11 @@ class Frames:
         for action in self.sender.drop_fragments():
             driver.carry_out(self._life.fragments_sent(driver.now, action))
 
-    def _fragments_sent(self, action: SendFragments, started: float) -> None:
+    def _fragments_sent(self, action: SendFragments, started: float | None) -> None:
         now, phase = time.monotonic(), self._node.phase
+        if started is None:
+            self._driver.carry_out(self._life.fragments_sent(now, action))
+            return
         if not action.channel and phase is not None and phase.kind is wire.PhaseKind.TRAIN:
             kind = "repair" if action.repair else "send"
             self._timeline.note(kind, started, now, action.round)

@@ -96,7 +96,7 @@ class Sender:
 
     Args:
         header: makes the next frame header from (flags, round); `take_sequence` reserves further sequence numbers.
-        sent: called when a `SendFragments` is with the kernel, with its start time.
+        sent: called when a `SendFragments` is with the kernel, with its start time; None: it is not needed any more.
         members: the list of the view in force.
         batch: as many frames of a channel may wait in this host's queues while something more urgent is open; 0: any
             number.
@@ -108,7 +108,7 @@ class Sender:
         dataplane: DataPlane,
         header: Callable[[int, int], wire.Header],
         take_sequence: Callable[[int], int],
-        sent: Callable[[SendFragments, float], None],
+        sent: Callable[[SendFragments, float | None], None],
         members: Callable[[], Sequence[Member]] = tuple,
         batch: Callable[[int], int] = lambda channel: 0,
         is_over: Callable[[SendFragments], bool] = lambda action: False,
@@ -211,16 +211,16 @@ class Sender:
         if isinstance(item, _Small):
             line.stopped = not self._send_small(item) and not self._is_lost(line, now)
         else:
-            item.started = item.started or now
+            item.started, over = item.started or now, self._is_useless(item)
             try:
-                taken = self.muted or self._is_useless(item) or self._pump_bulk(item, line)
+                taken = self.muted or over or self._pump_bulk(item, line)
                 line.stopped = not taken and not self._is_lost(line, now)
             except (InterfaceDown, InterfaceUnfit):
                 self.down = True  # others ask for what they lack, if they know of it
             if not line.stopped:
                 item.source.awaited(False)
                 if isinstance(item.action, SendFragments):
-                    self._sent(item.action, item.started)
+                    self._sent(item.action, None if over else item.started)
         if not line.stopped:
             line.queue.popleft()
 

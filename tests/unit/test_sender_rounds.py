@@ -52,7 +52,7 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.ring = ring_of(2, Exchange.STRIPES)
         self.rooms, self.lanes = Rooms(folder), Lanes()
-        self.sent: list[SendFragments] = []
+        self.sent: list[tuple[SendFragments, bool]] = []
         self.plane: Any = Plane(slots=0)
         self.plane.maps = self.rooms.dataplane
         files = self._files = [os.eventfd(0) for _ in range(4)]
@@ -62,7 +62,8 @@ class Host:
         self.plane.doorbell = SimpleNamespace(fileno=lambda: files[3])
         driver: Any = self.rooms.driver
         driver.life = SimpleNamespace(node=node_of(2, self.ring))
-        driver.life.fragments_sent = lambda now, action, *_: self.sent.append(action) or []
+        sent = lambda now, action, started=None: self.sent.append((action, started is not None))  # noqa: E731
+        driver.life.fragments_sent = lambda *of: sent(*of) or ()
         of = self.plane, Keyring.read(None), self.rooms.loop, TimeLine()
         served: Any = ServedRoom(self.rooms.dataplane)
         none: Any = None
@@ -122,14 +123,14 @@ def test_what_nobody_waits_for_is_not_sent(
     host.lanes.replace(room, exponent)
     host.plane.tx.slots = 100
     host.sender.pump(2.0)
-    assert host.sent == [action] and not host.plane.leaving
+    assert host.sent == [(action, False)] and not host.plane.leaving
 
 
 def test_what_others_wait_for_is_sent(host: Host) -> None:
     action = host.queue(1, repair=True)
     host.plane.tx.slots = 100
     host.sender.pump(2.0)
-    assert host.sent == [action] and len(host.plane.leaving) == 3
+    assert host.sent == [(action, True)] and len(host.plane.leaving) == 3
 
 
 def test_what_is_of_another_view_is_over(host: Host) -> None:
