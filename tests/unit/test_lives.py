@@ -15,8 +15,8 @@ from nicps.agent.folders import sweep
 from nicps.agent.lives import earlier_files, keep_life, keep_programs, rescue, set_aside
 from nicps.agent.process import User
 from nicps.agent.records import Records
-from nicps.job import Action, Life
-from nicps.job.actions import CloseJob, NoteEvent, OpenJob, StartProgram
+from nicps.job import Life
+from nicps.job.actions import Action, CloseJob, NoteEvent, OpenJob, StartProgram
 from tests.rooms import Rooms
 
 

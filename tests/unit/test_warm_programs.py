@@ -5,18 +5,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-from functools import partial
 
 import pytest
 
+from nicps.agent import process
 from tests.netns import warm_programs
 from tests.netns.labs import ROOT
-
-
-def nothing(*_: object) -> None:
-    """In place of what the agent does in a child before its program."""
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -29,9 +24,13 @@ def test_a_stem_that_is_killed_in_this_moment(asked: bool) -> None:
     else:
         theirs.close()
     argv = [sys.executable, "-P", str(ROOT / "tests" / "netns" / "__init__.py")]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    more = {"preexec_fn": partial(nothing, None, True), "cwd": ROOT, "env": dict(os.environ)}
-    child = warm_programs._start(ours, os.getpid(), argv, **streams, **more)
-    assert child.wait(30.0) == 0
+    with open(os.devnull, "wb") as nowhere:
+        streams = nowhere.fileno(), nowhere.fileno()
+        pid, failed = warm_programs._start(
+            process.start, ours, os.getpid(), argv, ROOT, dict(os.environ), streams, None, True
+        )
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.read(failed, 1) == b"", "it has begun"
+    os.close(failed)
     ours.close()
     theirs.close()
