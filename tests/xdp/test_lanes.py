@@ -126,9 +126,7 @@ def test_two_processors_into_the_same_slots() -> None:
 
             def send(frame: bytearray, processor: int, begin: threading.Barrier = begin) -> None:
                 os.sched_setaffinity(0, {processor})  # of this thread
-                with contextlib.suppress(
-                    PermissionError
-                ):  # other programs would keep the two apart
+                with contextlib.suppress(PermissionError):  # others would keep the two apart
                     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
                 begin.wait()
                 bpf.prog_test_run(racing.program, bytes(frame), fragments)
