@@ -98,8 +98,9 @@ def main(row_lacks):
             if last and commit["lead"]:
                 break
             round_ += 1
-    for key in row_lacks:
-        del rows[-1][key]
+    for row in rows[-1:]:  # none, if it has trained no round
+        for key in row_lacks:
+            del row[key]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "out" / "metrics.jsonl").write_text(lines)
 
