@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nicps import wire
 from nicps.agent import process
+from nicps.agent.control import Access, ControlSocket
+from nicps.agent.loop import Loop
 from nicps.agent.process import User
 from nicps.agent.scripts import Scripts
 from nicps.errors import JobFailed
 from nicps.job.actions import CloseJob, OpenJob
 from nicps.job.script import LaunchScript
+from nicps.session.channel import Channel
 from nicps.session.events import Launched, Output
 from nicps.session.messages import Error, Result
 from tests.rooms import MAC, Rooms
@@ -36,31 +41,42 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-class Control:
-    """One `nicps run` that waits; what it is told."""
+class Waiting:
+    """One `nicps run` that waits, and its connection to an agent's socket."""
 
-    def __init__(self) -> None:
-        channel = SimpleNamespace(backlog=0)
-        self.peers = [SimpleNamespace(submission=1, channel=channel)]
-        self.told: list[Any] = []
+    def __init__(self, loop: Loop) -> None:
+        address = f"@nicps-test-{os.getpid()}-{time.monotonic_ns()}"
+        self.control = ControlSocket(address, Access(os.getuid()), loop.watch, loop.unwatch)
+        ours, theirs = socket.socketpair()
+        self.control.adopt(ours, os.getuid())
+        self.control.peers[-1].submission = 1
+        self._channel = Channel(theirs)
+        self.told: list[dict[str, Any]] = []
 
-    def post(self, peer: object, message: object) -> None:
-        self.told.append(message)
-
-    def end(self) -> Any:
+    def end(self) -> dict[str, Any] | None:
         """The result or the error, if it has come."""
-        return next((m for m in self.told if isinstance(m, Result | Error)), None)
+        self.control.flush()
+        if self._channel.wait(0.0):
+            self._channel.pump()
+        while (popped := self._channel.pop()) is not None:
+            self.told.append(popped[0])
+        return next((m for m in self.told if m["op"] in (Result.op, Error.op)), None)
+
+    def close(self) -> None:
+        self._channel.close()
+        self.control.close()
 
 
 class Host:
     """The rooms of an agent that starts a run by itself, and is alone in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.rooms, self.control = Rooms(folder), Control()
+        self.rooms = Rooms(folder)
+        self.waiting = Waiting(self.rooms.loop)
         self.sent: list[bytes] = []
         rooms: Any = self.rooms
         self.scripts = Scripts(
-            *(rooms.driver, rooms.loop, rooms.children, rooms.executor, self.control),
+            *(rooms.driver, rooms.loop, rooms.children, rooms.executor, self.waiting.control),
             *(rooms.settings, self.sent.append, lambda: False, lambda: False),  # type: ignore[arg-type]
         )
 
@@ -68,7 +84,7 @@ class Host:
         """Run it to its end: what `nicps run` is told of that."""
         self.launch(script, *arguments)
         self.rooms.until(self._ended, "the end of the run")
-        return self.control.end()
+        return self.waiting.end()
 
     def launch(self, script: str, *arguments: str, rank: int = 0, hosts: int = 1) -> None:
         """Start it; of several hosts the last one has started the run."""
@@ -90,7 +106,7 @@ class Host:
 
     def _ended(self) -> bool:
         self.scripts.tick()
-        return self.control.end() is not None
+        return self.waiting.end() is not None
 
 
 @pytest.fixture
@@ -98,6 +114,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     found = Host(tmp_path)
     yield found
     found.rooms.executor.close_job(CloseJob())
+    found.waiting.close()
     found.rooms.close()
 
 
@@ -109,9 +126,9 @@ def test_a_script_that_cannot_be_begun_says_why(
 
     monkeypatch.setattr(process, "_before_exec", refuse)
     end = host.run(PRINTS, "3")
-    said = "".join(m.text for m in host.control.told if isinstance(m, Output))
+    said = "".join(m["text"] for m in host.waiting.told if m.get("event") == Output.event)
     assert "cannot make a network namespace" in said
-    assert end.result["exit_codes"] == {"h1": JobFailed.exit_code}
+    assert end["result"]["exit_codes"] == {"h1": JobFailed.exit_code}
 
 
 def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
@@ -120,8 +137,9 @@ def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
     kept = host.rooms.settings.runs / "run-1" / "h1"
     assert (kept / "out" / "kept.txt").read_text() == "it"
     assert (kept / "output.log").read_text() == "printed\n"
-    assert end.result["exit_codes"] == {"h1": 3} and end.result["not_kept"] == {}
-    assert [type(m) for m in host.control.told] == [Launched, Output, Result]
+    assert end["result"]["exit_codes"] == {"h1": 3} and end["result"]["not_kept"] == {}
+    kinds = [m.get("event", m["op"]) for m in host.waiting.told]
+    assert kinds == [Launched.event, Output.event, Result.op]
     assert host.scripts.job is None
     host.rooms.executor.close_job(CloseJob())
     work = host.rooms.settings.work
@@ -133,8 +151,8 @@ def test_what_cannot_be_kept_is_told_and_stays(host: Host) -> None:
     host.rooms.settings.runs.write_text("")
     end = host.run(PRINTS, "0")
     left = host.rooms.settings.work / "nicps-left-run-1-h1"
-    (why,) = end.result["not_kept"].values()
-    assert end.result["exit_codes"] == {"h1": 0}
+    (why,) = end["result"]["not_kept"].values()
+    assert end["result"]["exit_codes"] == {"h1": 0}
     assert why.startswith("cannot keep what the script has left: ")
     assert why.endswith(f"; it is in {left}")
     host.rooms.until(left.exists, "the folder with what is left")

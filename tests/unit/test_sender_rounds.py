@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from nicps.agent.served_room import ServedRoom
 from nicps.agent.sources import OwnLanes
 from nicps.dataplane.areas import Area
 from nicps.exchange import Exchange
+from nicps.job.actions import Action
 from nicps.layout import layout
 from nicps.protocol import SendFragments, Striped
 from nicps.protocol.ring import Ring
@@ -55,20 +55,22 @@ class Host:
         self.sent: list[tuple[SendFragments, bool]] = []
         self.plane: Any = Plane(slots=0)
         self.plane.maps = self.rooms.dataplane
-        files = self._files = [os.eventfd(0) for _ in range(4)]
-        self.plane.rx_fileno = lambda: files[0]
-        self.plane.tx.fileno = lambda: files[1]
-        self.plane.link_changes = SimpleNamespace(fileno=lambda: files[2])
-        self.plane.doorbell = SimpleNamespace(fileno=lambda: files[3])
+        files = self._files = [os.fdopen(os.eventfd(0), "rb") for _ in range(4)]
+        self.plane.rx_fileno, self.plane.tx.fileno = files[0].fileno, files[1].fileno
+        self.plane.link_changes, self.plane.doorbell = files[2:]
         driver: Any = self.rooms.driver
-        driver.life = SimpleNamespace(node=node_of(2, self.ring))
-        sent = lambda now, action, started=None: self.sent.append((action, started is not None))  # noqa: E731
-        driver.life.fragments_sent = lambda *of: sent(*of) or ()
+        driver.life.node, driver.life.fragments_sent = node_of(2, self.ring), self._note_sent
         of = self.plane, Keyring.read(None), self.rooms.loop, TimeLine()
         served: Any = ServedRoom(self.rooms.dataplane)
         none: Any = None
         self.sender = Frames(driver, *of, served, none, none).sender
         self.node = driver.life.node
+
+    def _note_sent(
+        self, now: float, action: SendFragments, started: float | None = None
+    ) -> list[Action]:
+        self.sent.append((action, started is not None))
+        return []
 
     def queue(self, round_: int, *, repair: bool) -> SendFragments:
         """A contribution that waits for room."""
@@ -82,8 +84,8 @@ class Host:
 
     def close(self) -> None:
         self.rooms.close()
-        for fd in self._files:
-            os.close(fd)
+        for file in self._files:
+            file.close()
 
 
 @pytest.fixture
