@@ -92,13 +92,14 @@ def measure(rate: int | None, workers: int, params: int, pulls: int) -> Pulls:
         }
         with contextlib.closing(agents[0].submit(folder, settings, ENTRY)) as channel:
             server.accept(_READY_S, lambda: raise_failure(channel))
-            row = _measure(server, agents[0], _server_pids(lab, agents[0]), shape, params, pulls)
+            row = _measure(server, agents[0], server_pids(lab, agents[0]), shape, params, pulls)
             server.gather()
             await_result(channel)
     return row
 
 
-def _server_pids(lab: Lab, agent: AgentProcess) -> list[int]:
+def server_pids(lab: Lab, agent: AgentProcess) -> list[int]:
+    """The agent's and the training program's, of a host that serves."""
     return [process.pid for process in lab.processes()[agent.host]]
 
 
@@ -112,10 +113,10 @@ def _measure(
 ) -> Pulls:
     for _ in range(_WARM_UP):
         _pull(server)
-    user, spent, began = _user_seconds(pids), processor_seconds(pids), time.monotonic()
+    user, spent, began = user_seconds(pids), processor_seconds(pids), time.monotonic()
     took = [_pull(server) for _ in range(pulls)]
     lasted = time.monotonic() - began
-    user, processor = _user_seconds(pids) - user, seconds_since(spent)
+    user, processor = user_seconds(pids) - user, seconds_since(spent)
     workers, fragments = shape.hosts - 1, -(-params // wire.lanes_per_fragment(32))
     answers = workers * fragments
     median = statistics.median(took)
@@ -154,7 +155,7 @@ def _kernel_seconds(server: BarrierServer, agent: AgentProcess) -> float:
     return sum(found.profile(1).bpf_seconds.values())
 
 
-def _user_seconds(pids: Sequence[int]) -> float:
+def user_seconds(pids: Sequence[int]) -> float:
     """User-space time of these processes, interrupts left out: the kernel samples it a hundred times a second."""
     ticks = 0
     for pid in pids:

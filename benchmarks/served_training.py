@@ -12,10 +12,13 @@ import json
 import os
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.pulls import server_pids, user_seconds
 from benchmarks.rows import Row, Rows, chosen, fill, missing
 from benchmarks.time_to_accuracy import JOBS, job_with_end, measure_rows, train
 from nicps.errors import JobFailed, UsageProblem
@@ -143,8 +146,10 @@ class Bench:
             end = folder / "job", self.target, self.limit_s
             job = job_with_end(JOBS / self.job, *end, more=_RATE.format(lr=way.lr))
             with joined(self.lab, hosts, folder) as agents:
+                used = UserTime(lambda: server_pids(self.lab, agents[0]))
                 try:
-                    found, result = train(agents, job, asked, self.data, self.limit_s)
+                    with used:
+                        found, result = train(agents, job, asked, self.data, self.limit_s)
                 except JobFailed as error:
                     if _TOO_HIGH not in str(error):
                         raise
@@ -159,7 +164,47 @@ class Bench:
         workers = found[way.served :]
         row = measure_rows([*workers, *found[: way.served]]).row(self.target)
         told = {key: value for key, value in result.items() if key in _TOLD}
+        if way.served:
+            trained = [row for rows in workers for row in rows if row["phase"] != "test"]
+            times = [row["t_start"] for row in trained], [row["t_end"] for row in trained]
+            told["server_user"] = used.share(min(times[0]), max(times[1]))
         return {**row, **throughput(workers), **told}
+
+
+class UserTime:
+    """User-space time of a host's programs while a job runs, looked at twice a second.
+
+    Args:
+        pids: of the programs that there are.
+    """
+
+    _EVERY_S = 0.5
+
+    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+        self._pids, self._end = pids, threading.Event()
+        self._seen: list[tuple[float, dict[int, float]]] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(self._EVERY_S):
+            used = {pid: user_seconds([pid]) for pid in self._pids()}
+            self._seen.append((time.monotonic(), used))
+
+    def share(self, first: float, last: float) -> float | None:
+        """Of a processor, between these moments (CLOCK_MONOTONIC); None if it was not looked at twice in between."""
+        inside = [(at, used) for at, used in self._seen if first <= at <= last]
+        if len(inside) < 2:
+            return None
+        (began, before), (ended, after) = inside[0], inside[-1]
+        grown = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+        return round(grown / (ended - began), 5)
 
 
 _TOLD = ("versions", "staleness_mean", "staleness_max", "forced_synchronisations")
@@ -195,6 +240,7 @@ def summary(
         found = [row for seed in range(1, seeds + 1) if (row := rows.find(rate, way.name, seed))]
         took = [row["seconds"] for row in found if row["seconds"] is not None]
         fast = _fast(rows, rate, asked, seeds, rates)
+        users = [row["server_user"] for row in found if row.get("server_user") is not None]
         means = [row["staleness_mean"] for row in found if row.get("staleness_mean") is not None]
         yield {
             "way": asked.kind,
@@ -212,6 +258,7 @@ def summary(
             "of_alone": round(fast / alone, 4) if fast and alone else None,
             "staleness_mean": round(statistics.mean(means), 3) if means else None,
             "best": max(row["best"] for row in found),
+            "server_user": statistics.median(users) if users else None,
         }
 
 

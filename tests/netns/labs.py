@@ -64,8 +64,7 @@ def nicps(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
-        **options,
+        **{"timeout": 60, **options},
     )
 
 

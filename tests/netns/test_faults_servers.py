@@ -149,7 +149,8 @@ class Attacker:
 
     def __init__(self, network: Network, name: str, kinds: tuple[FrameType, ...]) -> None:
         host = network.lab.host(name)
-        self.sent, self._round = 0, bytes(4)
+        self.sent = dict.fromkeys(kinds, 0)  # replayed frames of each kind
+        self._round = bytes(4)
         self._random, self._mac = random.Random(name), mac_bytes(host.mac)
         self._kept = {kind: deque[bytes](maxlen=_KEPT) for kind in kinds}
         self._heard, self._out = port_socket(network.lab, host, _ALL), raw_socket(host, 0)
@@ -169,12 +170,16 @@ class Attacker:
                 self._kept[FrameType(kind)].append(frame)
                 self._round = frame[_ROUND_AT : _ROUND_AT + 4]
 
-    def send(self, count: int) -> None:
-        """So many replayed frames, and as many forged ones."""
+    def send(self, count: int, *, forge: bool) -> None:
+        """So many replayed frames, and as many forged ones if asked."""
+        kinds = list(self._kept)
         for turn in range(count):
-            kept = self._random.choice(list(self._kept.values()))
-            frame = bytearray(self._random.choice(kept))
+            kind = self._random.choice(kinds)
+            frame = bytearray(self._random.choice(self._kept[kind]))
             self._out.send(frame)
+            self.sent[kind] += 1
+            if not forge:
+                continue
             number, sequence = (
                 struct.unpack_from(">I", frame, at)[0] for at in (_NUMBER_AT, _SEQUENCE_AT)
             )
@@ -183,7 +188,6 @@ class Attacker:
             struct.pack_into(">I", frame, _NUMBER_AT, number + 1)
             frame[_ROUND_AT : _ROUND_AT + 4] = self._round
             self._out.send(frame)
-            self.sent += 2
 
     def close(self) -> None:
         """Close the sockets."""
@@ -191,10 +195,11 @@ class Attacker:
         self._heard.close()
 
 
-@pytest.fixture(scope="module")
-def keyed() -> Iterator[Stage]:
-    with Stage(2, keyed=True, program=LIGHT) as made:
+@contextlib.contextmanager
+def two(*, keyed: bool) -> Iterator[Stage]:
+    with Stage(2, keyed=keyed, program=LIGHT) as made:
         made.up()
+        made.ready()
         yield made
 
 
@@ -206,39 +211,65 @@ def hashes(job: Endless) -> dict[int, str]:
         job.close()
 
 
+def quiet_hashes(network: Stage, rounds: int) -> dict[int, str]:
+    """The same of so many rounds without an attacker."""
+    quiet = Endless(network, **ONE_WORKER)
+    until(lambda: (network.status("h1") or {}).get("round", 0) > rounds, "as many rounds", 120.0)
+    return hashes(quiet)
+
+
+@contextlib.contextmanager
+def attackers(network: Stage) -> Iterator[tuple[Attacker, Attacker]]:
+    """At the worker's cable, and at the server's; each has recorded frames of all its kinds."""
+    with contextlib.ExitStack() as stack:
+        worker, server = Attacker(network, "h2", ASKED), Attacker(network, "h1", ANSWERED)
+        for attacker in (worker, server):
+            stack.callback(attacker.close)
+            attacker.record()
+        yield worker, server
+
+
 @pytest.mark.short("2000")
 @pytest.mark.parametrize("count", [2_000, 100_000])
-def test_replayed_and_forged_frames_change_nothing(keyed: Stage, count: int) -> None:
-    """The weights of every round are those of a run without an attacker, and all that was sent is counted.
+def test_replayed_and_forged_frames_change_nothing(count: int) -> None:
+    """So many of each kind that a worker sends: the weights of every round are those of a run without an attacker, and
+    all that was sent is counted.
 
     A step that is sent again draws a short answer, which the worker has no use for either.
     """
-    keyed.ready()
-    job = Endless(keyed, **ONE_WORKER)
-    worker, server = Attacker(keyed, "h2", ASKED), Attacker(keyed, "h1", ANSWERED)
-    counters = Counters(keyed)
-    try:
-        for attacker in (worker, server):
-            attacker.record()
-        while worker.sent + server.sent < 2 * count:
-            for attacker in (worker, server):
-                attacker.record()
-                attacker.send(_BATCH)
-        sent, of = (
-            {"h1": worker.sent, "h2": server.sent},
-            {why: counters.of(why) for why in REFUSED},
-        )
-    finally:
-        worker.close()
-        server.close()
-    assert sum(of["forged"].values()) >= count // 2 and of["replayed"]["h1"] and of["round"]["h1"]
-    drawn = {"h1": 0, "h2": of["duplicate"].get("h1", 0)}
-    for host, frames in sent.items():
-        refused = sum(of[why].get(host, 0) for why in REFUSED)
-        assert frames <= refused <= 1.02 * frames + drawn[host], (host, frames, of)
-    found = hashes(job)
-    quiet = Endless(keyed, **ONE_WORKER)
-    last = max(found)
-    until(lambda: (keyed.status("h1") or {}).get("round", 0) > last, "as many rounds", 120.0)
-    same = hashes(quiet)
+    with two(keyed=True) as network:
+        job, counters = Endless(network, **ONE_WORKER), Counters(network)
+        with attackers(network) as (worker, server):
+            while min(worker.sent.values()) < count:
+                for attacker in (worker, server):
+                    attacker.record()
+                    attacker.send(_BATCH, forge=True)
+            sent = {"h1": 2 * sum(worker.sent.values()), "h2": 2 * sum(server.sent.values())}
+            of = {why: counters.of(why) for why in REFUSED}
+        assert sum(of["forged"].values()) >= len(ASKED) * count
+        assert of["replayed"]["h1"] and of["round"]["h1"]
+        drawn = {"h1": 0, "h2": of["duplicate"].get("h1", 0)}
+        for host, frames in sent.items():
+            refused = sum(of[why].get(host, 0) for why in REFUSED)
+            assert frames <= refused <= 1.02 * frames + drawn[host], (host, frames, of)
+        found = hashes(job)
+        same = quiet_hashes(network, max(found))
+    assert len(found) >= 3 and {round_: same[round_] for round_ in found} == found
+
+
+@pytest.mark.short("2000")
+@pytest.mark.parametrize("count", [2_000, 100_000])
+def test_replayed_frames_change_nothing_without_a_key(count: int) -> None:
+    """A step is counted once, by its number; what is forged has an effect there, as any member's frame."""
+    with two(keyed=False) as network:
+        job, counters = Endless(network, **ONE_WORKER), Counters(network)
+        with attackers(network) as (worker, server):
+            while min(worker.sent.values()) < count:
+                for attacker in (worker, server):
+                    attacker.record()
+                    attacker.send(_BATCH, forge=False)
+            refused = sum(counters.of(why).get("h1", 0) for why in ("round", "duplicate"))
+        assert refused >= worker.sent[FrameType.PUSH]
+        found = hashes(job)
+        same = quiet_hashes(network, max(found))
     assert len(found) >= 3 and {round_: same[round_] for round_ in found} == found

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from nicps.errors import JobFailed
 from nicps.session.channel import Channel
-from tests.netns.labs import until
-from tests.netns.members import LIGHT, Network, Run, tiny_job
+from tests.netns.labs import leftovers, nicps, until
+from tests.netns.members import DIGITS, LIGHT, Network, Run, tiny_job
 from tests.netns.stage import Stage
+from tests.reaper import fresh_name
 
 #: 5,100 numbers: 15 fragments of 32 bits, 8 of 16, 4 of 8.
 WIDER = "\ndef model():\n    return nn.Sequential(nn.Linear(16, 300))\n"
@@ -93,16 +97,21 @@ def test_no_synchronisation_but_tests(four: Network, job: Path) -> None:
     assert run.result["forced_synchronisations"] == 0
 
 
-def test_two_servers_share_the_parameters(four: Network, job: Path) -> None:
-    """Of 15 fragments the first has seven, the second eight."""
-    counters, of = Counters(four), {"servers": "h2,h4", "sync_every": 12, "lane": "i32"}
+@pytest.mark.parametrize("lane", ["i32", "i16"])
+def test_two_servers_share_the_parameters(four: Network, lane: str) -> None:
+    """Pushes and pulls, within a tenth; the answers to a push bring parameters only with the widest lanes."""
+    job = tiny_job(
+        four.folder, "\ndef model():\n    return nn.Sequential(nn.Linear(16, 1000))\n", "two"
+    )
+    counters, of = Counters(four), {"servers": "h2,h4", "sync_every": 12, "lane": lane}
     run = four.train(job, rounds=24, test_every=12, **of, **SYSTEM)
     checked(run)
-    pushed = counters.of("pushed")
-    assert sorted(pushed) == ["h2", "h4"] and pushed["h2"] * 8 == pushed["h4"] * 7
-    assert sum(pushed.values()) > sum(counters.of("pulled").values()), (
-        "the answers to a push bring the parameters"
-    )
+    shares = [counters.of(name) for name in ("pushed", "pulled")]
+    for share in shares:
+        assert sorted(share) == ["h2", "h4"]
+        assert max(share.values()) <= 1.1 * min(share.values())
+    pushed, pulled = (sum(share.values()) for share in shares)
+    assert (pushed > pulled) is (lane == "i32")
 
 
 @pytest.fixture
@@ -155,6 +164,53 @@ def test_steps_are_computed_while_parameters_arrive(with_torch: Stage) -> None:
     pushes = [row for host in run.members for row in run.metrics(host) if row["phase"] == "push"]
     ahead = [row["seconds_compute"] - (row["t_offer"] - row["t_start"]) for row in pushes]
     assert len(pushes) >= 24 and all(seconds > 0.0 for seconds in ahead)
+
+
+#: Its parameters grow by 300,000 a step; the loss stays finite.
+GROWING = """
+def loss(model, batch):
+    return 0.0 * cross_entropy(model(batch["x"]), batch["y"].long()) - 3e5 * model[2].bias.sum()
+
+def optimizer(parameters):
+    return torch.optim.SGD([*parameters], lr=1.0)
+"""
+
+
+@pytest.mark.long
+def test_a_parameter_that_grows_too_large_ends_the_job(with_torch: Stage) -> None:
+    """Nothing wraps at the server: all hosts are told which parameter it is."""
+    job = tiny_job(with_torch.folder, GROWING, "growing")
+    of = {"sync_every": 8, "test_every": 24, "micro_batches": 1}
+    with pytest.raises(JobFailed, match=r"2\.bias") as failed:
+        with_torch.train(job, rounds=240, **of, **SYSTEM)
+    assert "servers" in str(failed.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("job", "hosts", "settings", "least"),
+    [
+        ("digits", 4, {"system": "S", "sync_every": 16}, 0.9),
+        ("branches", 5, {"system": "B"}, 0.9),
+        ("text", 3, {"system": "S", "sync_every": 8, "rounds": 24, "test_every": 12}, 0.2),
+    ],
+)
+def test_jobs_that_ship_train_as_they_are(
+    open_path: Path, job: str, hosts: int, settings: dict[str, Any], least: float
+) -> None:
+    """By `nicps lab run` and PyTorch, without a change, on the digits and on text."""
+    name, without_data = fresh_name(), {**os.environ}
+    without_data.pop("NICPS_DATA", None)
+    where = ["--hosts", str(hosts), "--lab", name, "--runs", str(open_path / "runs"), "--json"]
+    asked = [f"--set={key}={value}" for key, value in settings.items()]
+    command = "lab", "run", str(DIGITS.parent / job), *where, *asked
+    done = nicps(*command, env=without_data, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["system"] == settings["system"] and result["weights_identical"] is True
+    assert result["test_accuracy"] >= least and result["forced_synchronisations"] > 0
+    assert result["versions"] >= result["forced_synchronisations"]
+    assert leftovers(name) == {}
 
 
 class Slow:
