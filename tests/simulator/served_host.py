@@ -381,15 +381,25 @@ class ServedHost(Host):
         return self._served_result(part) if part is not None else None
 
     def _served_result(self, part: Part) -> tuple[int, str] | None:
-        """Of a server that has all parts. Of several each pulls the others' parts, which the model does not do."""
-        if len(part.homes) < self.lan.fragments:
+        """Of a server: its part, and those of the servers in its view, which it pulls for each test."""
+        found: dict[int, list[tuple[int, Any]]] = {}
+        beside = [
+            host
+            for host in self.lan.hosts
+            if not host.dead and host.node.view == self.node.view and host.trained == self.trained
+        ]
+        for host in (self, *beside):
+            theirs = host.servers.part if host is not self else part
+            for index, home in theirs.homes.items() if theirs is not None else ():
+                due = home.due and home.tag & 0xFFFFFFFF <= host.servers.settled
+                content = {**home.content, **home.sums} if due else home.content
+                found.setdefault(index, sorted(content.items()))
+        if len(found) < self.lan.fragments:
             return None
-        found = []
-        for home in part.homes.values():
-            due = home.due and home.tag & 0xFFFFFFFF <= self.servers.settled
-            content = {**home.content, **home.sums} if due else home.content
-            found += [sorted(content.items())] * per_push(self.lan.plan.width)
-        return self.trained, repr(found)
+        each = per_push(self.lan.plan.width)
+        return self.trained, repr(
+            [content for _, content in sorted(found.items()) for _ in range(each)]
+        )
 
     def _enter_training(self, phase: Phase) -> None:
         serving, number = phase.serving, self.node.number
