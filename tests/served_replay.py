@@ -52,7 +52,7 @@ def model_of(sequence: Mapping[str, Any]) -> ServersModel:
         passes=frozenset(config["passes"]),
         averages=bool(config["averages"]),
         key=view_key(sequence),
-        version=(config["round"], config["version"]),
+        version=tuple(config["version"]),
     )
     for local, parameters in lanes_of(model, sequence["parameters"]).items():
         model.homes[local] = Home(parameters, np.zeros_like(parameters))
@@ -83,7 +83,7 @@ def configure(model: ServersModel, changes: Mapping[str, Any]) -> None:
     first, last = model.rounds
     model.rounds = changes.get("round", first), changes.get("round_high", last)
     model.settled = changes.get("settled", model.settled)
-    model.version = model.rounds[0], changes.get("version", model.whole(model.rounds[0]))
+    model.version = tuple(changes.get("version", model.version))
 
 
 def check_step(outcome: Outcome, step: Mapping[str, Any], where: str) -> None:

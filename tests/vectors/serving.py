@@ -83,7 +83,7 @@ class Serving:
             "round": ROUND,
             "round_high": ROUND + 1,
             "settled": ROUND - 1,
-            "version": 0,
+            "version": [ROUND, 0],
             "number": 1,
             "servers": [1],
             "width": 32,
@@ -130,7 +130,7 @@ class Serving:
         """The round is over; `listed`: its list had somebody in it."""
         settled = {"settled": round_} if listed else {}
         rounds = {"round": round_ + 1, "round_high": round_ + 2}
-        self.agent(say, **rounds, version=0, **settled)
+        self.agent(say, **rounds, version=[round_ + 1, 0], **settled)
 
     def frame(
         self,

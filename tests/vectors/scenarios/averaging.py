@@ -176,12 +176,10 @@ def barrier() -> Serving:
 
 def refused() -> Serving:
     s = Serving("bad-contributions", "Contributions that cannot be.", room=1, left=[2])
-    s.contribution("worker 4's", GATHERED, values={0: 8}, header=WORKER_4, answer=taken())
     wrong: list[tuple[str, str, Fields]] = [
         ("a list without the sender", "malformed", {"members": 0b1000}),
         ("a list with a member that there is not", "malformed", {"members": 0b101100}),
         ("a list with a member that has left", "malformed", {"members": 0b1110}),
-        ("another list than the first had", "malformed", {"members": 0b11100}),
         ("an empty list", "malformed", {"members": 0}),
         ("number 0", "malformed", {"number": 0}),
         ("16 bits", "malformed", {"width": 16}),
@@ -191,6 +189,9 @@ def refused() -> Serving:
     ]
     for say, counter, fields in wrong:
         s.contribution(say, counter, values={0: 1}, heard=False, **fields)
+    s.contribution("worker 4's", GATHERED, values={0: 8}, header=WORKER_4, answer=taken())
+    other = "another list than the first had"
+    s.contribution(other, "malformed", members=0b11100, values={0: 1}, heard=False)
     s.contribution("worker 3's", SUMMED, values={0: 2}, answer=taken())
     s.commit("the round is committed", ROUND)
     s.pull("4 and 1", PULLED, header=NEXT, answer=held({0: 5}))

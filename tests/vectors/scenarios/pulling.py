@@ -24,7 +24,7 @@ def pull_i32() -> Serving:
         "pull-i32",
         "A pull is answered with the parameters and the version, and changes neither.",
         room=3,
-        version=6,
+        version=[ROUND, 6],
         parameters=start,
     )
     s.pull("31 bits and the sign: exact", PULLED, answer=held(start[0], version=6), heard=True)

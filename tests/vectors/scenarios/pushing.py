@@ -183,7 +183,7 @@ def again() -> Serving:
         "push-again",
         "A push that is sent again is acknowledged each time as it was at first, and added once.",
         parameters={0: {0: 7}},
-        version=2,
+        version=[ROUND, 2],
     )
     values = {0: 300, 1: -3}
     short = taken(version=2, staleness=3)
@@ -320,14 +320,31 @@ def version() -> Serving:
         header=WORKER_5,
         answer=held({0: 16}, version=2, staleness=1),
     )
-    s.commit("a barrier: the next round has no pushes yet", ROUND, listed=False)
+    s.agent(
+        "a barrier; the version is of the round before still", round=ROUND + 1, round_high=ROUND + 2
+    )
     late = {"sender": 5, "round": ROUND + 1}
-    s.push("a version of the round before", MALFORMED, number=2, version=2, header=late)
-    s.pull("parameters are what they were", "pulled", header=late, answer=held({0: 16}))
+    s.push("that is no version of this round", MALFORMED, number=2, version=2, header=late)
+    s.pull(
+        "parameters are what they were, and have version 0",
+        "pulled",
+        header=late,
+        answer=held({0: 16}),
+    )
+    s.push(
+        "nor does a push of this round raise that",
+        PUSHED,
+        number=2,
+        index=1,
+        values={0: 1},
+        header=late,
+        answer=held({0: 17}, staleness=1),
+    )
+    s.push("once it is whole", PUSHED, number=2, header=late, answer=held({0: 16}, staleness=1))
     return s.ends(
-        parameters={0: {0: 16}, 1: {0: 16}},
-        version=(ROUND + 1, 0),
-        numbers=[(0, 3, 2), (0, 4, 1), (0, 5, 1), (1, 3, 2), (1, 4, 1)],
+        parameters={0: {0: 16}, 1: {0: 17}},
+        version=(ROUND, 2),
+        numbers=[(0, 3, 2), (0, 4, 1), (0, 5, 2), (1, 3, 2), (1, 4, 1), (1, 5, 2)],
     )
 
 

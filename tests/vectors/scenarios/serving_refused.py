@@ -77,7 +77,7 @@ def elsewhere() -> Serving:
             header={"length": length},
         )
     s.taken("an acknowledgement that says it has lanes", "truncated", header={"length": 1496})
-    s.agent("the round is over", round=ROUND + 1, round_high=ROUND + 2)
+    s.commit("the round is over", ROUND)
     s.push("a push of it", "round", values={0: 1})
     s.pull("the round that is open now", PULLED, header=later, answer=held())
     return s.ends(version=(ROUND + 1, 0))
