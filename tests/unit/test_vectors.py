@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vectors against the definition, scapy and the model of the XDP program."""
+"""The vectors against the definition, scapy and the models of the XDP program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from nicps import wire
 from nicps.errors import WireError
 from nicps.wiretable import STRUCTS, snake
-from tests import replay, scapy_layers
+from tests import replay, scapy_layers, served_replay
 from tests.vectors import encode, make
 
 pytestmark = pytest.mark.unit
@@ -83,6 +83,28 @@ def test_sequences_against_the_model(path: Path) -> None:
     macs, key = replay.member_macs(sequence), replay.view_key(sequence)
     target = replay.ModelTarget(sequence["config"], macs, key)
     replay.replay(sequence, target)
+
+
+@pytest.mark.parametrize("path", served_replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences_of_servers_against_the_model(path: Path) -> None:
+    sequence = replay.load(path)
+    served_replay.replay(sequence, served_replay.model_of(sequence))
+
+
+def test_sequences_of_servers_have_every_outcome() -> None:
+    """But for two processors at once (`busy`), and for a host whose agent has not begun (`disabled`)."""
+    sequences = [replay.load(path) for path in served_replay.SEQUENCES]
+    steps = [step for sequence in sequences for step in sequence["steps"] if "frame" in step]
+    assert {counter for step in steps for counter in step["counters"]} == {
+        *("pushed", "pulled", "gathered", "summed", "stored", "acknowledged", "passed_on"),
+        *("duplicate", "refused", "full", "malformed", "shift", "range", "round", "view"),
+        *("stranger", "echo", "astray", "truncated", "type", "mode", "forged", "replayed"),
+    }
+    answers = [
+        wire.unpack(encode.from_text(step["out"])[14:]).body for step in steps if "out" in step
+    ]
+    reasons = {answer.reason for answer in answers if isinstance(answer, wire.Taken)}
+    assert reasons == set(wire.Refusal)
 
 
 def test_text_form_of_bytes() -> None:

@@ -102,11 +102,12 @@ def sign(data: bytes, key: bytes) -> bytes:
     return data[:24] + tag[::-1] + data[32:]
 
 
-def ethernet(source: str, data: bytes, ethertype: int = ETHERTYPE) -> bytes:
-    """The frame as it is on the LAN: broadcast from a MAC in text form."""
-    return (
-        b"\xff" * 6 + bytes.fromhex(source.replace(":", "")) + struct.pack(">H", ethertype) + data
-    )
+def ethernet(
+    source: str, data: bytes, ethertype: int = ETHERTYPE, to: str = "ff:ff:ff:ff:ff:ff"
+) -> bytes:
+    """The frame as it is on the LAN: from a MAC in text form, broadcast unless it is `to` another one."""
+    macs = bytes.fromhex((to + source).replace(":", ""))
+    return macs + struct.pack(">H", ethertype) + data
 
 
 def put_tag(frame: bytes, priority: int = 0, network: int = 0, tpid: int = TAGGED) -> bytes:

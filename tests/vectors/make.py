@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the vectors from `frames.py` and `scenarios/`.
 
-python -m tests.vectors.make            # write frames.json and sequences/*.json
+python -m tests.vectors.make            # write frames.json, sequences/*.json and servers/*.json
 python -m tests.vectors.make --check    # exit 1 and name each file that differs
 """
 
@@ -9,14 +9,36 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.vectors import encode, frames
-from tests.vectors.scenarios import adding, passing, refusing, signing, summing
+from tests.vectors.scenario import Scenario
+from tests.vectors.scenarios import (
+    adding,
+    averaging,
+    passing,
+    pulling,
+    pushing,
+    refusing,
+    serving_refused,
+    signing,
+    summing,
+)
+from tests.vectors.serving import Serving
 
 HERE = Path(__file__).resolve().parent
 SPDX = "SPDX-License-Identifier: Apache-2.0"
+#: Scenarios by the folder of their files.
+FOLDERS: dict[str, tuple[Callable[[], Scenario | Serving], ...]] = {
+    "sequences": tuple(
+        make for room in (adding, summing, refusing, passing, signing) for make in room.SCENARIOS
+    ),
+    "servers": tuple(
+        make for room in (pushing, pulling, averaging, serving_refused) for make in room.SCENARIOS
+    ),
+}
 
 
 def _part(name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +66,9 @@ def frames_json() -> dict[str, Any]:
 def dump(value: Any, indent: str = "") -> str:
     """JSON for people: lists of objects, and the objects that tell a story, take a line an item."""
     deeper = indent + " "
-    if isinstance(value, dict) and (not indent or {"say", "parts", "progress"} & set(value)):
+    if isinstance(value, dict) and (
+        not indent or {"say", "parts", "progress", "numbers"} & set(value)
+    ):
         items = [f"{deeper}{json.dumps(key)}: {dump(item, deeper)}" for key, item in value.items()]
         return "{\n" + ",\n".join(items) + f"\n{indent}}}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -56,10 +80,9 @@ def dump(value: Any, indent: str = "") -> str:
 def outputs() -> dict[Path, str]:
     """Every file and what it must hold."""
     files = {HERE / "frames.json": dump(frames_json()) + "\n"}
-    rooms = (adding, summing, refusing, passing, signing)
-    for make in (scenario for room in rooms for scenario in room.SCENARIOS):
+    for folder, make in ((folder, make) for folder, all_ in FOLDERS.items() for make in all_):
         scenario = make()
-        path = HERE / "sequences" / f"{scenario.name}.json"
+        path = HERE / folder / f"{scenario.name}.json"
         assert path not in files, f"two scenarios are called {scenario.name}"
         files[path] = dump({"license": SPDX, **scenario.as_json()}) + "\n"
     return files
@@ -69,7 +92,8 @@ def drifted() -> list[Path]:
     """Files that are missing, differ, or that nothing makes any more."""
     made = outputs()
     stale = [p for p, text in made.items() if not p.is_file() or p.read_text("utf-8") != text]
-    return stale + sorted(set((HERE / "sequences").glob("*.json")) - set(made))
+    there = {path for folder in FOLDERS for path in (HERE / folder).glob("*.json")}
+    return stale + sorted(there - set(made))
 
 
 def main(arguments: list[str]) -> int:

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers in the real XDP program against the model (tests/servers_model.py): every parameter bit for bit."""
+"""Parameter servers in the real XDP program against the model (tests/servers_model.py): every parameter bit for bit.
+
+The sequences are those of `tests/vectors/servers`, and random ones.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nicps import wire
 from nicps.wire import FrameType, Refusal
+from tests import served_replay
 from tests.model import DROP, Outcome
+from tests.replay import load
 from tests.servers import signed
 from tests.servers_model import ServersModel
 from tests.servers_scene import Scene
@@ -32,6 +38,16 @@ def target() -> Iterator[Target]:
     made = Target()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("path", served_replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences(target: Target, path: Path) -> None:
+    """Each step as the sequence says; the model ends as it says, and the program's maps are the model's."""
+    sequence = load(path)
+    model = served_replay.model_of(sequence)
+    target.begin(model)
+    served_replay.replay(sequence, model, target)
+    target.same_state(model)
 
 
 def answer(found: Outcome) -> str:
