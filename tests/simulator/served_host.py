@@ -371,34 +371,33 @@ class ServedHost(Host):
         for host in self.lan.hosts:
             if host.on_disk is not None and host.on_disk[0] < self.trained:
                 host.on_disk = None
-        self.on_disk = self._state() or self.on_disk
+        beside = [
+            host.servers
+            for host in self.lan.hosts
+            if not host.dead and host.node.view == self.node.view and host.trained == self.trained
+        ]
+        pulled = self._parameters_of(beside) if self.servers.part is not None else None
+        self.on_disk = self._state() or pulled or self.on_disk
 
     def _state(self) -> tuple[int, str] | None:
         """How many rounds are trained, and all parameters, where it has them."""
         if self.process is not None and self._works:
             return self.trained, repr([sorted(c) for c in self.process.state])
-        part = self.servers.part
-        return self._served_result(part) if part is not None else None
+        return self._parameters_of([self.servers])
 
-    def _served_result(self, part: Part) -> tuple[int, str] | None:
-        """Of a server: its part, and those of the servers in its view, which it pulls for each test."""
-        found: dict[int, list[tuple[int, Any]]] = {}
-        beside = [
-            host
-            for host in self.lan.hosts
-            if not host.dead and host.node.view == self.node.view and host.trained == self.trained
-        ]
-        for host in (self, *beside):
-            theirs = host.servers.part if host is not self else part
-            for index, home in theirs.homes.items() if theirs is not None else ():
-                due = home.due and home.tag & 0xFFFFFFFF <= host.servers.settled
+    def _parameters_of(self, servers: Sequence[ServersKernel]) -> tuple[int, str] | None:
+        """What their parts come to, if they have all. A server pulls those of the others for each test."""
+        found: dict[int, list[tuple[Any, Any]]] = {}
+        for each in servers:
+            for index, home in each.part.homes.items() if each.part is not None else ():
+                due = home.due and home.tag & 0xFFFFFFFF <= each.settled
                 content = {**home.content, **home.sums} if due else home.content
-                found.setdefault(index, sorted(content.items()))
+                found[index] = sorted(content.items())
         if len(found) < self.lan.fragments:
             return None
-        each = per_push(self.lan.plan.width)
+        each_has = per_push(self.lan.plan.width)
         return self.trained, repr(
-            [content for _, content in sorted(found.items()) for _ in range(each)]
+            [part for _, part in sorted(found.items()) for _ in range(each_has)]
         )
 
     def _enter_training(self, phase: Phase) -> None:
