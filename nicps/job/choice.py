@@ -58,6 +58,7 @@ class Choice:
         self._said = ""
         self._failed_boot = 0  # of the switch, as it was given up here for making no sums
         self._boots = 0  # that were given up
+        self._lonely = False  # the last phase has one worker, which has no partner
         self._instead: Exchange | None = (
             None  # of an exchange that has failed, as the user was told
         )
@@ -142,7 +143,11 @@ class Choice:
             text = f"{view.names(gone)} served parameters, and left: {new} serves in its place"
             lost = "what was pushed since the last synchronisation is lost there"
             told.append(PublishEvent("warning", {"message": f"{text}; {lost}"}))
-        self._servers = servers
+        lonely = bool(plan.sets) and len(set(counted).difference(servers)) == 1
+        if lonely and not self._lonely:
+            text = "system=B: one worker trains, which has no partner: the servers send it all parameters"
+            told.append(PublishEvent("warning", {"message": text}))
+        self._servers, self._lonely = servers, lonely
         return Serving(servers, plan.every, plan.staleness, plan.sets), told
 
     def improves(self, phase: Phase, fragments: int) -> bool:

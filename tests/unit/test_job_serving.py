@@ -10,6 +10,8 @@ import pytest
 from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
+from nicps.job.choice import Choice
+from nicps.job.orders import PublishEvent
 from nicps.job.plan import Plan
 from nicps.job.serving import Asked, Room, announce, keeps_part, replace_servers, second_begins
 from nicps.protocol import Member, Phase, View
@@ -41,6 +43,25 @@ def test_which_hosts() -> None:
         "by rank, as they are named"
     )
     assert Asked.of({"servers": "h3"}).choose(view(*ALL)) == (3,)
+
+
+def test_a_worker_without_a_partner_is_said_once() -> None:
+    class Node:
+        view = view(1, 2, 3)
+
+    plan = Plan("j", 8, 32, exchange=Exchange.SERVERS, servers=Asked(1, ()), every=1, sets=4)
+    choice = Choice(plan, Node())  # type: ignore[arg-type]
+
+    def said(*counted: int) -> list[str]:
+        _, orders = choice.choose_servers(counted, 8)
+        return [order.values["message"] for order in orders if isinstance(order, PublishEvent)]
+
+    (one,) = said(1, 2)
+    assert one.startswith("system=B: one worker trains, which has no partner")
+    assert said(1, 2) == said(1, 2, 3) == []
+    assert said(1, 3) == [one]
+    choice = Choice(replace(plan, sets=0), Node())  # type: ignore[arg-type]
+    assert said(1, 2) == [], "it has asked for no partners"
 
 
 WRONG = [
