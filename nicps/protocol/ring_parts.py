@@ -125,6 +125,11 @@ class RingParts:
         return self._exchange.find_late()
 
     @property
+    def has_sums(self) -> bool:
+        """Sums of several contributions have come in an open round."""
+        return self._exchange.has_sums
+
+    @property
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         return self._control.kernel(self.holding)

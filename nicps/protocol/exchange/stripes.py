@@ -223,6 +223,13 @@ class StripesExchanger(Exchanger):
         have = self._receiver.count(self._round, self._view.number, 0)
         return have < self._fragments_in(self._round)
 
+    @property
+    def has_sums(self) -> bool:
+        """Then contributions have come to one host, and if it is another one, its kernel sends sums."""
+        if self._striped is None or self._striped.type is not wire.FrameType.CONTRIBUTION:
+            return False
+        return self._receiver.count(self._round, self._view.number, 0) > 0
+
     def on_the_way(self, owner: int) -> int:
         """Contributions of the open round on their way to that aggregator, at most."""
         stripe = next((each for each in self._stripes if each.owner == owner), None)
