@@ -158,6 +158,11 @@ class RingParts:
         """The lead writes a checkpoint of the state after the round before the open one."""
         return self._control.saves(self.round - 1)
 
+    @property
+    def saves_open(self) -> bool:
+        """The lead has said that it writes one of the state after the open round."""
+        return self._control.lead_saves
+
     def hear_saves(self, round_: int) -> None:
         """That round is open at the lead, which writes a checkpoint of the state after the round before."""
         if self.round == round_ - 1:
