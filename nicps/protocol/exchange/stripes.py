@@ -80,7 +80,7 @@ class StripesExchanger(Exchanger):
 
     def _set_clock(self, round_: int) -> None:
         looks = self._fragments_in(round_) // _LOOKS
-        self.clock = min(_CLOCK, max(self._window // 2, looks))
+        self.clock = min(_CLOCK, max(1, self._way.size // 2, looks))
 
     def agree_on(self, window: int) -> None:
         """If none is known, the one of the round before is this round's."""
