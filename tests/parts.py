@@ -32,6 +32,7 @@ class FakeSwitch:
     heard: bool = False
     lack: str = "no switch is heard"
     boot: int = 1
+    granted_boot: int = 1
 
     def find_lack(self, fragments: int, width: int) -> str:
         return self.lack

@@ -270,7 +270,7 @@ struct nicps_view_value {
 	__be32 round;   /* round that is open; whoever is in the one before commits it */
 	__be16 lead;    /* acts as node 1 (R22) */
 	__s8 unit;      /* log2 of the accumulators' unit, open round */
-	__u8 reserved;  /* 0 */
+	__u8 saves;     /* 1: the lead writes a checkpoint of the state after the round before that one */
 };
 _Static_assert(sizeof(struct nicps_view_value) == 40, "struct nicps_view_value has a hole");
 
@@ -308,7 +308,7 @@ struct nicps_vote {
 	__be32 decided;         /* highest decision heard of */
 	__u8 mac[6];            /* the proposer's */
 	__u8 step;              /* 1 promised, 2 accepted, 3 installed; 0 refused */
-	__u8 complete;          /* 1: has all of the open round's closed list; 2: the job is over; 4: no state */
+	__u8 complete;          /* 1: has all of the open round's closed list; 2: the job is over; 4: no state; 16, 32: the lead saves the state after the open round, after the one before */
 	__be32 accepted_ballot; /* of the value accepted last */
 	__u8 accepted_mac[6];   /* of that ballot's proposer */
 	__u8 members;           /* entries of the list accepted */

@@ -189,7 +189,7 @@ class Choice:
         """The exchange makes no sums: replace it by one that has not been given up before."""
         self._failed.add(exchange)
         if exchange is Exchange.LINUX_SWITCH:
-            self._failed_boot = self._node.switch.boot
+            self._failed_boot = self._node.switch.granted_boot
             self._boots += 1
         if exchange.fallback is None:
             return []

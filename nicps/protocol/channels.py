@@ -154,6 +154,11 @@ class ChannelledRing(Ring):
         )
 
     @property
+    def has_sums(self) -> bool:
+        """Sums of several contributions have come in an open round."""
+        return any(of.exchange.has_sums for of in self._all)
+
+    @property
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         state, phase = super().kernel, self.phase

@@ -202,8 +202,17 @@ class Decisions:
         self._waiting = _Waiting(phase, round_)
 
     def _reached(self, waiting: _Waiting) -> bool:
-        """What was committed before the decision must be committed here too."""
-        if waiting.phase.kind is wire.PhaseKind.STOP or self._rings.current is None:
+        """What was committed before the decision must be committed here too, and the phase before be in force.
+
+        It is in force at the lead if one of its rounds is open there: its first token comes. A view that this member
+        proposes goes on with that phase.
+        """
+        coming = self._rings.coming
+        if waiting.phase.kind is wire.PhaseKind.STOP:
+            return True
+        if coming is not None and waiting.round >= coming.phase.first_round:
+            return False
+        if self._rings.current is None:
             return True
         needed = (waiting.round, *waiting.phase.opened)
         rounds = self._rings.current.rounds

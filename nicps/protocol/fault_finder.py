@@ -8,6 +8,7 @@ from nicps.protocol.local_host import LocalHost
 from nicps.protocol.membership import Membership
 from nicps.protocol.phase import Timings
 from nicps.protocol.progress import Standstill
+from nicps.protocol.ring import Ring
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Lacking, Steps
 
@@ -51,9 +52,14 @@ class FaultFinder:
         """
         evicted = frozenset(one.evicted for one in found if one.evicted)
         ring, host = self._rings.current, self._host
-        if evicted and ring is not None and self._standstill.blames_network(ring.phase):
+        standstill = self._standstill
+        if evicted and ring is not None and self._is_networks_fault(ring):
             told = [one for one in found if not one.evicted]
-            return [*told, *self._give_up(found[-1].round)]
+            gives_up = standstill.gives_up(ring.phase)
+            return [*told, *(self._give_up(found[-1].round) if gives_up else [])]
         staying = sorted(host.view.live - self._membership.learners - evicted)
-        acts = host.number in staying[: self._standstill.verdicts]
+        acts = host.number in staying[: standstill.verdicts]
         return [*found, *(self._membership.evict(now, evicted) if acts else [])]
+
+    def _is_networks_fault(self, ring: Ring) -> bool:
+        return self._standstill.blames_network(ring.phase, has_sums=ring.has_sums)

@@ -209,7 +209,9 @@ class Membership:
                 (round_, complete and there)
                 for round_, complete in zip(ring.rounds, ring.completes, strict=True)
             ]
-            standing = Standing(ring.phase.number, *first, decided, learns, tuple(others))
+            rounds = (*first, decided, learns, tuple(others))
+            saves = ring.saves_open and first[1]
+            standing = Standing(ring.phase.number, *rounds, saves, ring.saved_before)
         return Place(standing, self._rings.by_phase())
 
     def _seed(self) -> bytes:
@@ -317,6 +319,8 @@ class Membership:
         old = ring or self._rings.current
         steps: Steps = []
         if member and old is not None:
+            if successor.saves:
+                old.hear_saves(successor.round)
             steps += old.settle(successor.rounds)
         carried, again = Carried(0, 0, 0), False
         if member and successor.follows:

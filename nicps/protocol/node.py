@@ -26,6 +26,7 @@ from nicps.protocol.actions import (
     SendFragments,
 )
 from nicps.protocol.carried import Offer
+from nicps.protocol.early_lists import ToldList
 from nicps.protocol.exchange.steps import Source
 from nicps.protocol.formation import Group
 from nicps.protocol.local_host import NodeState
@@ -255,13 +256,26 @@ class Node(NodeParts):
     def on_list(
         self, now: float, view: int, round_: int, members: int, unit: int, channel: int = 0
     ) -> list[Action]:
-        """The first contribution to a round of stripes came to this host's kernel (`Ring.on_list`)."""
-        ring = self.rings.current
-        if ring is None or self.changing or channel >= len(ring.rounds):
+        """The first contribution to a round of stripes came to this host's kernel (`Ring.on_list`).
+
+        It may come before the round before is committed here: then it counts as soon as that is.
+        """
+        told, ring = ToldList(view, round_, members, unit, channel), self.rings.current
+        if ring is None or self.changing:
             return []
-        if (view, round_) != (self.view.number, ring.rounds[channel]):
+        if not self._early.take(self.view.number, ring.rounds, told):
             return []
         return self._take(now, ring.on_list(now, members, unit, channel))
+
+    def _hear_early_lists(self, now: float) -> list[Action]:
+        """Rounds have been committed, perhaps: lists of those that are open now count."""
+        ring, actions = self.rings.current, list[Action]()
+        rounds = ring.rounds if ring is not None and not self.changing else ()
+        for told in self._early.take_kept(self.view.number, rounds):
+            assert ring is not None
+            steps = ring.on_list(now, told.members, told.unit, told.channel)
+            actions += self._carry_out(now, steps)
+        return actions
 
     def kernel_saw(
         self,
@@ -358,6 +372,8 @@ class Node(NodeParts):
         agreed = decisions.take_agreed()
         if agreed is not None:
             actions += self._agreed(now, agreed.phase, agreed.answers)
+        if self._early:
+            actions += self._hear_early_lists(now)
         entered = False
         for action in actions:
             if isinstance(action, Committed):

@@ -209,6 +209,14 @@ class OpenRound:
         """
         return self._saves_with(round_) if round_ == self.round else self._saved
 
+    @property
+    def lead_saves(self) -> bool:
+        """The lead's mark of the open round, as it is known here, says that it writes a checkpoint after it."""
+        token = self.token
+        if token is None or token.round != self.round:
+            return False
+        return bool(token.lines[self._view.lead - 1].marks & wire.Mark.SAVES)
+
     # ---- broadcast offers and marks (`Exchange.broadcasts_marks`)
 
     @property

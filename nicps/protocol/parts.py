@@ -10,6 +10,7 @@ from nicps.protocol.admission import Admission
 from nicps.protocol.bystander import Bystander
 from nicps.protocol.deciding import Decisions
 from nicps.protocol.departure import Departure
+from nicps.protocol.early_lists import EarlyLists
 from nicps.protocol.fault_finder import FaultFinder
 from nicps.protocol.formation import Formation
 from nicps.protocol.inbox import Inbox
@@ -85,6 +86,7 @@ class NodeParts:
             stage,
             self._bystander,
         )
+        self._early = EarlyLists()
         self._faults = FaultFinder(host, self.rings, self.membership, timings)
         self.switch = SwitchLink(host, believes=believes_switch)
         self._inbox = Inbox(

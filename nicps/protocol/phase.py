@@ -178,6 +178,11 @@ class Phase:
         return self.fragments
 
     @property
+    def keeps_exchange(self) -> bool:
+        """No other exchange can take the place of its own: rounds have sizes of their own, or a step has a plan."""
+        return self.sized or bool(self.channels)
+
+    @property
     def channel_count(self) -> int:
         """How many channels it has."""
         return len(self.channels) or 1

@@ -25,6 +25,8 @@ BEHIND = 0.1
 _LOST = 5
 #: Verdicts of a member that may wait for the lead to replace the exchange.
 _LEADS_VERDICTS = 2
+#: Verdicts after which the lead gives up an exchange that nothing can replace: the job ends then.
+_LAST_VERDICTS = 8
 
 
 class Progress:
@@ -112,6 +114,8 @@ class Standstill:
         exchange = commit.exchange
         if exchange.fallback is None or not commit.has_sum:
             return
+        if exchange.absolute and len(commit.counted) < 2:
+            return  # a contributor that is alone in the list broadcasts its lanes
         hosts = self._hosts((*commit.counted, *commit.aggregators))
         if exchange.central:  # each of them with the switch: nothing goes from one to another
             hosts = hosts.union(*(h for e, h in self._proven if e == exchange))
@@ -125,22 +129,40 @@ class Standstill:
         if not self._reports:
             self._judged_at, self._judged = -math.inf, 0
 
-    def blames_network(self, phase: Phase) -> bool:
+    def blames_network(self, phase: Phase, *, has_sums: bool = False) -> bool:
         """Whether the network is at fault rather than a member: the exchange has never worked among all of these.
 
         It may need what the network does not do, as frames to one host only. An exchange that needs less takes its
-        place, and shows who is at fault if somebody is.
+        place, and shows who is at fault if somebody is. Where none can, the job would end: the network is at fault only
+        if the exchange has never worked between any two hosts.
 
         A host knows what has worked since its agent began, so members can differ. The lead replaces the exchange. Where
-        it has not done so by the third verdict of the others, it blames a member, and so do they.
+        it has not done so two verdicts after it should have, the others blame a member.
+
+        Args:
+            has_sums: sums of several contributions have come in an open round.
         """
         exchange, live = phase.exchange, self._host.view.live
         members = phase.sharing(live) if phase.aggregators(live) else ()
         if not members or exchange.fallback is None:
             return False
-        if self._judged > _LEADS_VERDICTS and not self._host.leads:
+        if self._judged >= self._verdicts_of_lead(phase) + _LEADS_VERDICTS and not self._host.leads:
             return False
+        if phase.keeps_exchange:
+            return not has_sums and all(e != exchange for e, _ in self._proven)
         return not self._have_worked(exchange, self._hosts(members))
+
+    def gives_up(self, phase: Phase) -> bool:
+        """The lead has judged often enough to give up the exchange for the network's sake.
+
+        If another one takes its place, once is enough. Otherwise frames may have been lost for a while: the end of a
+        job cannot be taken back.
+        """
+        return self._judged >= self._verdicts_of_lead(phase)
+
+    @staticmethod
+    def _verdicts_of_lead(phase: Phase) -> int:
+        return _LAST_VERDICTS if phase.keeps_exchange else 1
 
     def _hosts(self, numbers: Iterable[int]) -> frozenset[bytes]:
         """By their addresses: in the next job's network the numbers are others'. A switch is none of them."""

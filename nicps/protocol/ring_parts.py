@@ -125,6 +125,11 @@ class RingParts:
         return self._exchange.find_late()
 
     @property
+    def has_sums(self) -> bool:
+        """Sums of several contributions have come in an open round."""
+        return self._exchange.has_sums
+
+    @property
     def kernel(self) -> KernelState:
         """What the XDP program must know now."""
         return self._control.kernel(self.holding)
@@ -152,6 +157,11 @@ class RingParts:
     def saved_before(self) -> bool:
         """The lead writes a checkpoint of the state after the round before the open one."""
         return self._control.saves(self.round - 1)
+
+    @property
+    def saves_open(self) -> bool:
+        """The lead has said that it writes one of the state after the open round."""
+        return self._control.lead_saves
 
     def hear_saves(self, round_: int) -> None:
         """That round is open at the lead, which writes a checkpoint of the state after the round before."""

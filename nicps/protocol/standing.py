@@ -10,14 +10,16 @@ from nicps import wire
 from nicps.protocol.ring import Ring
 from nicps.protocol.view import rounds_of
 
-COMPLETE, ENDED, LEARNS, DONE = 1, 2, 4, 8  # what a vote's `complete` says
+#: What a vote's `complete` says.
+COMPLETE, ENDED, LEARNS, DONE, SAVES, SAVED = 1, 2, 4, 8, 16, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where a member stands in the view: what its promise tells.
 
-    `others`: the round and whether it is complete, of channels 1 and up.
+    `others`: the round and whether it is complete, of channels 1 and up. `saves`: the lead has said that it writes a
+    checkpoint of the state after the open round; `saved`: after the round before.
     """
 
     phase: int = 0
@@ -26,6 +28,8 @@ class Standing:
     decided: int = 0
     learns: bool = False
     others: tuple[tuple[int, bool], ...] = ()
+    saves: bool = False
+    saved: bool = False
 
     @classmethod
     def of(cls, frame: wire.Frame) -> Standing:
@@ -44,7 +48,21 @@ class Standing:
             vote.decided,
             bool(vote.complete & LEARNS),
             tuple(zip(rounds_of(others), complete, strict=True)),
+            bool(vote.complete & SAVES),
+            bool(vote.complete & SAVED),
         )
+
+    @property
+    def flags(self) -> int:
+        """What a vote's `complete` says of it."""
+        said = COMPLETE * self.complete | LEARNS * self.learns
+        return said | SAVES * self.saves | SAVED * self.saved
+
+    def saves_before(self, phase: int, round_: int) -> bool:
+        """It says that the lead writes a checkpoint of the state before that round of that phase."""
+        if self.phase != phase:
+            return False
+        return (self.saves and round_ == self.round + 1) or (self.saved and round_ == self.round)
 
     def places(self, phase: int, first_rounds: Sequence[int]) -> tuple[tuple[int, bool], ...]:
         """The same of each channel of that phase, which begins with these rounds.

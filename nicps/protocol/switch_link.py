@@ -89,6 +89,13 @@ class SwitchLink:
             return "believed"
         return self.find_lack(*self._room) or "ready"
 
+    @property
+    def granted_boot(self) -> int:
+        """The boot that makes sums in the view in force, though a newer one may have been heard: the last one that this
+        host has granted a view to. If it has granted none, the newest that was heard.
+        """
+        return self._granted[2] if self._granted is not None else self.boot
+
     # ---- events
 
     def on_frame(self, now: float, body: wire.Switch) -> Steps:

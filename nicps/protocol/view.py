@@ -90,7 +90,7 @@ class Successor:
     `follows` is the phase that goes on, by its number in the old view, or 0; `phase` is its number in the new one.
     `round` is the open round: who is still in the one before has it whole, and commits it. `seed` is what the view's
     keys are made of; it is agreed on too, so that the view has one key whoever puts it in force. `others`: the same as
-    `round` of channels 1 and up.
+    `round` of channels 1 and up. `saves`: the lead writes a checkpoint of the state after the round before `round`.
     """
 
     members: tuple[Member, ...]
@@ -102,6 +102,7 @@ class Successor:
     unit: int
     seed: bytes
     others: tuple[int, ...] = ()
+    saves: bool = False
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -118,6 +119,7 @@ class Successor:
             self.round,
             self.lead,
             self.unit,
+            int(self.saves),
         )
         entries = tuple(
             wire.ViewMember(m.mac, m.name.encode()[: wire.NAME_BYTES].ljust(wire.NAME_BYTES, b"\0"))
@@ -164,6 +166,7 @@ class Successor:
             value.unit,
             value.seed,
             others,
+            bool(value.saves),
         )
 
     def view(self, number: int, ballot: int) -> View:

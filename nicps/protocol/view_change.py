@@ -20,7 +20,7 @@ from nicps import wire
 from nicps.protocol.actions import Cut, Joiner, Send
 from nicps.protocol.phase import AdaptiveTimeout, Member, Timings
 from nicps.protocol.signals import AskForLaterView, Chosen, Freeze, Steps
-from nicps.protocol.standing import COMPLETE, LEARNS, Place, Standing
+from nicps.protocol.standing import Place, Standing
 from nicps.protocol.view import (
     NO_BALLOT,
     Successor,
@@ -369,6 +369,7 @@ class ViewChange:
             unit=ring.unit_of(rounds[0]) if ring is not None else 0,
             seed=self._seed(),
             others=tuple(rounds[1:]),
+            saves=any(standing.saves_before(follows, rounds[0]) for standing in standings.values()),
         )
 
     # ---- frames of ours
@@ -407,7 +408,7 @@ class ViewChange:
             decided=standing.decided,
             mac=proposer,
             step=step,
-            complete=COMPLETE * standing.complete | LEARNS * standing.learns,
+            complete=standing.flags,
             accepted_ballot=self._accepted[0],
             accepted_mac=self._accepted[1],
             members=len(items[1]),

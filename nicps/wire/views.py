@@ -42,7 +42,9 @@ class ViewValue:
     round: Annotated[int, u32("round that is open; whoever is in the one before commits it")] = 0
     lead: Annotated[int, u16("acts as node 1 (R22)")] = 0
     unit: Annotated[int, i8("log2 of the accumulators' unit, open round")] = 0
-    reserved: Annotated[int, u8("0")] = 0
+    saves: Annotated[
+        int, u8("1: the lead writes a checkpoint of the state after the round before that one")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,11 @@ class Vote:
     mac: Annotated[bytes, byte_string(6, "the proposer's")]
     step: Annotated[int, u8("1 promised, 2 accepted, 3 installed; 0 refused")]
     complete: Annotated[
-        int, u8("1: has all of the open round's closed list; 2: the job is over; 4: no state")
+        int,
+        u8(
+            "1: has all of the open round's closed list; 2: the job is over; 4: no state; 16, 32: the lead saves the"
+            " state after the open round, after the one before"
+        ),
     ]
     accepted_ballot: Annotated[int, u32("of the value accepted last")] = 0
     accepted_mac: Annotated[bytes, byte_string(6, "of that ballot's proposer")] = b""

@@ -229,7 +229,7 @@ header nicps_view_value_t {
     bit<32> round;   /* round that is open; whoever is in the one before commits it */
     bit<16> lead;    /* acts as node 1 (R22) */
     int<8> unit;     /* log2 of the accumulators' unit, open round */
-    bit<8> reserved; /* 0 */
+    bit<8> saves;    /* 1: the lead writes a checkpoint of the state after the round before that one */
 }
 
 // One member of a list; the k-th is member k.
@@ -263,7 +263,7 @@ header nicps_vote_t {
     bit<32> decided;         /* highest decision heard of */
     bit<48> mac;             /* the proposer's */
     bit<8> step;             /* 1 promised, 2 accepted, 3 installed; 0 refused */
-    bit<8> complete;         /* 1: has all of the open round's closed list; 2: the job is over; 4: no state */
+    bit<8> complete;         /* 1: has all of the open round's closed list; 2: the job is over; 4: no state; 16, 32: the lead saves the state after the open round, after the one before */
     bit<32> accepted_ballot; /* of the value accepted last */
     bit<48> accepted_mac;    /* of that ballot's proposer */
     bit<8> members;          /* entries of the list accepted */

@@ -47,9 +47,10 @@ class PlannedChecks(Checks):
                 f"round {round_} of channel {channel} was committed as {self.done[key]} and, at "
                 f"{host.node.name}, as {what}"
             )
-        # A member that commits as the next view comes may not have heard the lead's mark, which says that it saves.
-        settled = commit.view < host.node.view.number
-        saves = self._saved.setdefault(key, commit.saved) if not settled else commit.saved
+        # If the lead is not in the next view, a member that commits with that view may not know what its mark said.
+        view, before = host.node.view, self.before(host.node.view)
+        knows = commit.view == view.number or (before is not None and before.lead in view.live)
+        saves = self._saved.setdefault(key, commit.saved) if knows else commit.saved
         if saves != commit.saved:
             self.fail(f"hosts do not agree on whether the lead saves after round {round_}")
         step = phase.step_of(round_, channel)

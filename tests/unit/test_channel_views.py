@@ -152,6 +152,34 @@ def test_a_decision_waits_until_the_leads_rounds_are_reached_on_all_channels() -
     assert others[0].take_turn() is not None
 
 
+@pytest.mark.parametrize("in_force", [True, False])
+def test_a_member_that_has_missed_the_first_token_does_not_drop_the_phase(in_force: bool) -> None:
+    """It is in force at the lead: the token comes again. If the lead has decided otherwise before, none comes."""
+    members = Members()
+    parts = lead, member = decisions_of(members, 1), decisions_of(members, 3)
+    for _, rings in parts:
+        rings.current = None
+    (decision,) = frames(lead[0].decide(START, phase_of(first_round=5)))
+    member[0].hear(decision)
+    for decisions, _ in parts:
+        phase = decisions.take_turn()
+        assert phase is not None
+        decisions.prepared(START, phase, b"")
+    if in_force:
+        lead[1].enter_coming()
+    (later,) = frames(lead[0].decide(START, phase_of(first_round=6)))
+    member[0].hear(later)
+    waits = member[0].take_turn() is None
+    assert waits is in_force
+    if in_force:
+        assert list(member[1].by_phase()) == [1], (
+            "a view that it proposes has the unit of this phase"
+        )
+        member[1].enter_coming()
+        phase = member[0].take_turn()
+        assert phase is not None and phase.number == 2
+
+
 def mark_of(members: Members, number: int) -> wire.Frame:
     """What that member has said of channel 2."""
     flags = wire.Flag.COMPLETE | wire.channel_flags(2)

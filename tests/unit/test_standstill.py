@@ -16,6 +16,7 @@ from nicps.protocol.fault_finder import FaultFinder
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.membership import Membership
 from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol.plan import ChannelPlan
 from nicps.protocol.progress import Standstill
 from nicps.protocol.rings import Rings
 from nicps.protocol.serving import Serving
@@ -68,6 +69,47 @@ def test_a_round_in_which_members_call_different_things_proves_nothing() -> None
     assert found.blames_network(sized)
     found.note_counted(replace(differing, counted={1: 7, 2: 7}))
     assert not found.blames_network(sized)
+
+
+def test_a_contributor_that_is_alone_in_the_list_proves_nothing() -> None:
+    """It has broadcast its lanes: no frame went to one host only."""
+    found, _ = standstill(view(1, 2))
+    found.note_counted(replace(committed(1, 2), counted={2: 30}))
+    assert found.blames_network(phase(1, 1))
+
+
+KEEPS = [
+    replace(phase(1, 1, 1), sized=True),
+    replace(phase(1, 1, 1), channels=(ChannelPlan(0, 4, (4,)),)),
+]
+
+
+@pytest.mark.parametrize("keeps", KEEPS)
+def test_where_nothing_can_replace_the_exchange_any_two_hosts_prove_it(keeps: Phase) -> None:
+    """The network carries frames to one host then, and a member is at fault: otherwise the job would end."""
+    found, _ = standstill(view(1, 2, 3), number=1)
+    assert found.blames_network(keeps)
+    assert not found.blames_network(keeps, has_sums=True)
+    assert found.blames_network(phase(1, 1, 1), has_sums=True), "broadcast keeps all hosts"
+    found.note_counted(committed(1, 2))
+    assert not found.blames_network(keeps)
+    assert found.blames_network(phase(1, 1, 1))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_end_of_a_job_takes_more_verdicts(number: int) -> None:
+    """The lead gives the exchange up with its eighth; the others wait for that, and for two more."""
+    found, _ = standstill(view(1, 2, 3), number)
+    blamed = []
+    for turn in range(150):
+        for verdict in found.hear(0.1 * turn, Lacking(7, 3, {2: 1}), frozenset()):
+            if verdict.evicted:
+                blamed.append(found.blames_network(KEEPS[0]))
+                assert found.gives_up(KEEPS[0]) == (len(blamed) >= 8)
+                assert found.gives_up(phase(1, 1, 1))
+    assert len(blamed) > 11
+    waits = len(blamed) if number == 1 else 9
+    assert blamed == [True] * waits + [False] * (len(blamed) - waits)
 
 
 def test_numbers_of_the_job_before_are_others() -> None:

@@ -341,6 +341,23 @@ def test_all_members_have_the_least_window_that_one_has_proposed() -> None:
     assert windows == [9, 9, 9, 9, WINDOW]
 
 
+def test_the_agent_is_woken_as_often_as_the_rounds_window_needs() -> None:
+    """In a small round after half a window, so before the others of it have used up theirs."""
+    part = member(kernel=Kernel())
+    part.open(ROUND)
+    assert part.clock == max(WINDOW // 2, FRAGMENTS // 32)
+    part.agree_on(2)
+    part.on_token(0.0, closed(1, 2, 4))
+    assert part.clock == FRAGMENTS // 32
+    phase = replace(PHASE, fragments=12, last_fragments=12)
+    small = exchanger_of(phase, VIEW, 2, Kernel(), TIMINGS, 0.0)
+    small.open(ROUND)
+    assert small.clock == WINDOW // 2
+    small.agree_on(2)
+    small.on_token(0.0, closed(1, 2, 4))
+    assert small.clock == 1
+
+
 def test_with_a_smaller_window_fewer_later_sums_show_a_loss() -> None:
     kernel, small = Kernel(), WINDOW // 2
     part = member(kernel=kernel)

@@ -295,6 +295,7 @@ def test_a_switch_that_was_started_again_is_taken_again(boots: int) -> None:
     """By the lead that has given it up, and after four boots no more. The boot that has failed is not tried again."""
     leader = adding()
     for boot in range(1, boots + 1):
+        leader.spot.switch.granted_boot = boot
         leader.spot.phase_in_force = training(exchange=LINUX)
         leader.host.do(leader.course.exchange_fails(LINUX))
         leader.spot.phase_in_force = training(exchange=STRIPES)
@@ -309,6 +310,19 @@ def test_a_switch_that_was_started_again_is_taken_again(boots: int) -> None:
         (decide,) = leader.host.found(Decide)
         phase = leader.lead.complete(decide.phase, leader.host.part)
         assert "switch_failed" not in phase.settings
+
+
+def test_a_new_boot_that_is_heard_before_the_old_one_is_given_up_is_taken() -> None:
+    """It has made no sums yet, and so has not failed."""
+    leader = adding()
+    leader.spot.phase_in_force = training(exchange=LINUX)
+    leader.spot.switch.boot = 2
+    leader.host.do(leader.course.exchange_fails(LINUX))
+    leader.spot.phase_in_force = training(exchange=STRIPES)
+    leader.installed()
+    leader.host.forget()
+    leader.host.do(leader.course.round_judged(ROUND - 1, "continue"))
+    assert leader.decided == [LINUX]
 
 
 def test_a_switch_whose_frames_a_kernel_refuses_is_not_taken_once_it_was_started_again() -> None:

@@ -120,6 +120,7 @@ def test_another_boot_gets_no_view_that_was_granted() -> None:
         steps = hello(member, at, boot=BOOT + 1)
         assert not grants(steps) and Renew() not in steps
     assert Renew() in hello(member, 4.0, boot=BOOT + 1)
+    assert lead.granted_boot == member.granted_boot == BOOT, "which makes no sums any more"
     (frame,) = grants(enter(member, 4.1, View(5, MEMBERS, VIEW.live, 1, seed=bytes(16))))
     assert isinstance(frame.body, wire.Switch) and frame.body.boot == BOOT + 1
 

@@ -27,7 +27,7 @@ LAYOUTS = {
     "answer": "nonce:Q fresh:Q view:I stage:B reserved:B group:H",
     "view": "live:Q nonce:Q number:I base:I ballot:I addressee:H members:B values:B step:B "
     "ended:B channels:B reserved2:B reserved3:I",
-    "view_value": "live:Q seed:16s follows:I phase:I round:I lead:H unit:b reserved:B",
+    "view_value": "live:Q seed:16s follows:I phase:I round:I lead:H unit:b saves:B",
     "view_member": "mac:6s name:14s",
     "vote": "nonce:Q ballot:I phase:I round:I decided:I mac:6s step:B complete:B accepted_ballot:I "
     "accepted_mac:6s members:B values:B channels:B standings:B reserved:H",

@@ -144,6 +144,11 @@ class Exchanger(ABC):
         """Also, sums of it lack here."""
         return False
 
+    @property
+    def has_sums(self) -> bool:
+        """Sums of it are here that aggregators have made of several contributions."""
+        return False
+
     def on_the_way(self, owner: int) -> int:
         """Contributions of the open round on their way to that aggregator, at most."""
         return 0

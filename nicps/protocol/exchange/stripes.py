@@ -80,7 +80,7 @@ class StripesExchanger(Exchanger):
 
     def _set_clock(self, round_: int) -> None:
         looks = self._fragments_in(round_) // _LOOKS
-        self.clock = min(_CLOCK, max(self._window // 2, looks))
+        self.clock = min(_CLOCK, max(1, self._way.size // 2, looks))
 
     def agree_on(self, window: int) -> None:
         """If none is known, the one of the round before is this round's."""
@@ -222,6 +222,13 @@ class StripesExchanger(Exchanger):
             return any(stripe.sent < stripe.end for stripe in self._stripes)
         have = self._receiver.count(self._round, self._view.number, 0)
         return have < self._fragments_in(self._round)
+
+    @property
+    def has_sums(self) -> bool:
+        """Then contributions have come to one host, and if it is another one, its kernel sends sums."""
+        if self._striped is None or self._striped.type is not wire.FrameType.CONTRIBUTION:
+            return False
+        return self._receiver.count(self._round, self._view.number, 0) > 0
 
     def on_the_way(self, owner: int) -> int:
         """Contributions of the open round on their way to that aggregator, at most."""
