@@ -52,7 +52,10 @@ def plan_of(parts: Sequence[Sequence[Part]], width: int) -> tuple[ChannelPlan, .
 
 
 class Times(NamedTuple):
-    """Of one round, on the clock: this member had offered; all had; it was committed here; its mean was there."""
+    """Of one round, on the clock: this member had offered; all had; it was committed here; its mean was there.
+
+    What was offered before the channel's round before was committed counts as offered then.
+    """
 
     offered: float
     listed: float
@@ -65,7 +68,7 @@ class _Round:
     """A part on its way, which this member has `samples` for; 0: it only reads.
 
     Attributes: `number`, the round's; `alone`, it goes out once the one before it is a mean; `vector`, None until the
-    part has gone out; `offered`, when it had.
+    part has gone out; `offered`, when it had; `free`, when the round before it was committed.
     """
 
     step: int
@@ -77,6 +80,7 @@ class _Round:
     alone: bool
     vector: Compressed | None = None
     offered: float = 0.0
+    free: float = 0.0
 
 
 class Flows:
@@ -162,6 +166,7 @@ class Flows:
             queue = self._queues[min(channel, len(self._queues) - 1) if self._together else 0]
             number, alone = self._rounds[channel] + place, not self._together
             queue.put(_Round(self._step, channel, place, number, samples, mean, alone))
+        self._channels.wake()  # the channel's thread may wait for a commit
         return mean
 
     def offer_rest(self, samples: int) -> None:
@@ -235,24 +240,34 @@ class Flows:
     def _complete(self, round_: _Round, queue: SimpleQueue[_Round | None]) -> _Round | None:
         """The part's sum comes, and is read. The part that follows, if it was taken from the queue meanwhile.
 
-        That one goes out first: the channel's line is idle until it does, while this sum is here already. Forward does
-        not wait longer for that, as a channel's parts come from the rear to the front, so it needs the later one first.
-        There are two banks: the part that follows is in that of the round before this one, which is read. A member
-        marks a round only once it has read the one before it (`OpenRound.held_back`), and so nobody writes into this
-        one's bank before it is read here.
+        That one goes out as soon as it is there. While this one is on its way the agent keeps the offer, and gives it
+        to its round the moment that is open. At the latest it goes out before this sum is read: until then the line of
+        the channel is idle, while this sum is here already. Forward does not wait longer for that: a channel's parts
+        come from the rear to the front, so it needs the later one first.
+
+        There are two banks. The part that follows is in that of the round before this one. That is read, and committed,
+        so nobody needs its lanes any more (`Channels.offer`). A member marks a round only once it has read the one
+        before it (`OpenRound.held_back`), and so nobody writes a sum into this one's bank before it is read here.
         """
-        following = None
+        following: _Round | None = None
+        failure: BaseException | None = None
         try:
-            commit = self._channels.wait(round_.channel, round_.number)
-            if commit is None:
-                self._end(round_, StepEnded())
-                return None
+            which = round_.channel, round_.number
+            commit = self._channels.wait(*which, lambda: not queue.empty())
             committed = self._clock()
             following = self._take_next(round_, queue)
-            self._settle(round_, commit, committed)
-            self._end(round_)
-        except BaseException as failure:
-            self._end(round_, failure)
+            if commit is None:
+                commit = self._channels.wait(*which)
+                committed = self._clock()
+            if following is not None:
+                following.free = committed
+            if commit is not None:
+                self._settle(round_, commit, committed)
+            else:
+                failure = StepEnded()
+        except BaseException as error:
+            failure = error
+        self._end(round_, failure)
         return following
 
     def _take_next(self, before: _Round, queue: SimpleQueue[_Round | None]) -> _Round | None:
@@ -276,8 +291,9 @@ class Flows:
             np.divide(part.vector, np.float32(samples), out=part.vector)
         else:
             part.vector[:] = 0.0
-        listed = round_.offered + commit.seconds_listed
-        self.times[at] = Times(round_.offered, listed, committed, self._clock())
+        offered = max(round_.offered, round_.free)
+        listed = max(offered, round_.offered + commit.seconds_listed)
+        self.times[at] = Times(offered, listed, committed, self._clock())
         self.commits[at] = commit
 
     def _end(self, round_: _Round, failure: BaseException | None = None) -> None:

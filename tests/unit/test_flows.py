@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from nicps.steps import StepEnded
 pytestmark = pytest.mark.unit
 
 PHASE = Phase("train", 7, 1, (4, 4), channels=(shared_form.PhaseChannel(0, (1, 1), 7),))
+THREE = Phase("train", 7, 1, (4, 4), channels=(shared_form.PhaseChannel(0, (1, 1, 1), 7),))
 WAIT_S = 20.0
 
 
@@ -61,10 +63,13 @@ class Channels:
         with self._changed:
             return self._changed.wait_for(lambda: len(self.offered) >= count, WAIT_S)
 
-    def wait(self, channel: int, round_: int) -> shared_form.Committed | None:
+    def wait(
+        self, channel: int, round_: int, unless: Callable[[], bool] = lambda: False
+    ) -> shared_form.Committed | None:
+        done = lambda: round_ in self.commits or self.ends or unless()  # noqa: E731
         with self._changed:
-            assert self._changed.wait_for(lambda: round_ in self.commits or self.ends, WAIT_S)
-        return self.commits.get(round_)
+            assert self._changed.wait_for(done, WAIT_S)
+            return self.commits.get(round_)
 
     def settle(self, commit: shared_form.Committed, vector: Any) -> None:
         self.before[commit.round] = [*self.offered]
@@ -130,14 +135,50 @@ def test_what_is_not_committed_fails(flows: Flows) -> None:
         flows.finish()
 
 
-def test_the_next_part_goes_out_before_a_sum_is_read(flows: Flows) -> None:
-    """Only parts that are there are let out: the last sum is read with nothing behind it."""
+def test_the_next_part_goes_out_while_a_round_is_on_its_way() -> None:
+    """One part, at most: the one behind it has the bank of the round that is not read yet."""
+    flows = made_of(3)
+    flows.begin(THREE, [7])
     channels: Any = flows._channels
-    first, last = flows.offer(0, 4), flows.offer(0, 4)
+    means = [flows.offer(0, 4)]
+    assert channels.wait_for_offers(1)
+    means += [flows.offer(0, 4) for _ in range(2)]
+    assert channels.wait_for_offers(2)
     channels.commit(7)
+    assert result(means[0]) is None and channels.before == {7: [7, 8]}
+    assert channels.wait_for_offers(3)
+    channels.commit(8, 9)
+    assert [result(mean) for mean in means] == [None] * 3 and flows.finish().round == 9
+    assert channels.before == {7: [7, 8], 8: [7, 8, 9], 9: [7, 8, 9]}
+    flows.close()
+
+
+def test_a_part_that_comes_as_a_round_is_committed_goes_out_before_the_sum_is_read(
+    flows: Flows,
+) -> None:
+    channels: Any = flows._channels
+    first = flows.offer(0, 4)
+    assert channels.wait_for_offers(1)
+    with channels._changed:  # the thread finds both at once
+        last = flows.offer(0, 4)
+        channels.commit(7)
     assert result(first) is None and channels.before == {7: [7, 8]}
     channels.commit(8)
-    assert result(last) is None and flows.finish().round == 8
+    assert result(last) is None
+
+
+def test_what_goes_out_ahead_counts_as_offered_when_the_round_before_is_committed(
+    flows: Flows,
+) -> None:
+    channels: Any = flows._channels
+    means = [flows.offer(0, 4) for _ in range(2)]
+    assert channels.wait_for_offers(2)
+    channels.commit(7)
+    assert result(means[0]) is None
+    channels.commit(8)
+    assert result(means[1]) is None
+    first, last = flows.times[0, 0], flows.times[0, 1]
+    assert last.offered == first.committed <= last.listed
 
 
 def test_in_a_queue_a_part_waits_for_the_mean_of_the_one_before_it(flows: Flows) -> None:
@@ -145,6 +186,7 @@ def test_in_a_queue_a_part_waits_for_the_mean_of_the_one_before_it(flows: Flows)
     channels: Any = flows._channels
     flows.begin(PHASE, [7], together=False)
     means = [flows.offer(0, 4) for _ in range(2)]
+    assert channels.wait_for_offers(1)
     channels.commit(7, 8)
     assert [result(mean) for mean in means] == [None, None]
     assert channels.before == {7: [7], 8: [7, 8]}
@@ -176,16 +218,20 @@ def test_a_part_that_cannot_go_out_does_not_hold_up_the_one_before_it(flows: Flo
         flows.finish()
 
 
-def test_parts_of_a_step_that_is_given_up_do_not_go_out(flows: Flows) -> None:
+def test_parts_of_a_step_that_is_given_up_do_not_go_out() -> None:
+    """One is on its way, one has gone out ahead; the third has not."""
+    flows = made_of(3)
+    flows.begin(THREE, [7])
     channels: Any = flows._channels
-    first, last = flows.offer(0, 4), flows.offer(0, 4)
-    assert channels.wait_for_offers(1)
+    means = [flows.offer(0, 4) for _ in range(3)]
+    assert channels.wait_for_offers(2)
     flows.give_up()
-    channels.commit(7)
-    assert result(first) is None
+    channels.commit(7, 8)
+    assert [result(mean) for mean in means[:2]] == [None, None]
     with pytest.raises(CancelledError):
-        last.result(WAIT_S)
-    assert channels.offered == [7]
+        means[2].result(WAIT_S)
+    assert channels.offered == [7, 8]
+    flows.close()
 
 
 def test_the_end_may_come_behind_a_part() -> None:
