@@ -114,7 +114,7 @@ class Flows:
         self._given: list[int] = []  # parts that were given to the channel's thread
         self.commits: dict[tuple[int, int], Committed] = {}
         self.times: dict[tuple[int, int], Times] = {}
-        self._together = together
+        self._in_a_queue, self._together = not together, together
         self._done = 0  # parts whose means are there, or do not come
         self._failure: BaseException | None = None
         count = len(parts) if together else 1
@@ -147,7 +147,7 @@ class Flows:
             self._step += 1
             self._rounds, self._given = list(rounds), [0] * len(self._parts)
             self.commits, self.times, self._done = {}, {}, 0
-            self._together = together
+            self._together = together and not self._in_a_queue
 
     def offer(self, channel: int, samples: int) -> Future[None]:
         """The next part of that channel is whole, the sum over `samples`: it goes out.
@@ -163,7 +163,7 @@ class Flows:
         with self._lock:
             place = self._given[channel]
             self._given[channel] += 1
-            queue = self._queues[min(channel, len(self._queues) - 1) if self._together else 0]
+            queue = self._queues[channel if self._together else 0]
             number, alone = self._rounds[channel] + place, not self._together
             queue.put(_Round(self._step, channel, place, number, samples, mean, alone))
         self._channels.wake()  # the channel's thread may wait for a commit

@@ -84,10 +84,10 @@ class Channels:
             assert self._changed.wait_for(done, WAIT_S)
 
 
-def made_of(parts: int) -> Flows:
+def made_of(parts: int, *, together: bool = True) -> Flows:
     vectors = [Part(np.ones(5, np.float32), np.zeros(5, np.float32)) for _ in range(parts)]
     session: Any = SimpleNamespace(channels=Channels(), number=1)
-    return Flows(session, [vectors], 8)
+    return Flows(session, [vectors], 8, together=together)
 
 
 @pytest.fixture
@@ -181,15 +181,18 @@ def test_what_goes_out_ahead_counts_as_offered_when_the_round_before_is_committe
     assert last.offered == first.committed <= last.listed
 
 
-def test_in_a_queue_a_part_waits_for_the_mean_of_the_one_before_it(flows: Flows) -> None:
-    """So that a round has the line alone, also where that is measured."""
+@pytest.mark.parametrize("always", [True, False])
+def test_in_a_queue_a_part_waits_for_the_mean_of_the_one_before_it(always: bool) -> None:
+    """So that a round has the line alone, also where that is measured, in one step."""
+    flows = made_of(2, together=not always)
     channels: Any = flows._channels
-    flows.begin(PHASE, [7], together=False)
+    flows.begin(PHASE, [7], together=always)
     means = [flows.offer(0, 4) for _ in range(2)]
     assert channels.wait_for_offers(1)
     channels.commit(7, 8)
     assert [result(mean) for mean in means] == [None, None]
     assert channels.before == {7: [7], 8: [7, 8]}
+    flows.close()
 
 
 def test_a_part_that_has_gone_out_early_does_not_come_if_the_phase_ends(flows: Flows) -> None:
