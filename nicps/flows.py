@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -51,7 +52,10 @@ def plan_of(parts: Sequence[Sequence[Part]], width: int) -> tuple[ChannelPlan, .
 
 
 class Times(NamedTuple):
-    """Of one round, on the clock: this member had offered; all had; it was committed here; its mean was there."""
+    """Of one round, on the clock: this member had offered; all had; it was committed here; its mean was there.
+
+    What was offered before the channel's round before was committed counts as offered then.
+    """
 
     offered: float
     listed: float
@@ -59,14 +63,24 @@ class Times(NamedTuple):
     done: float
 
 
-class _Offer(NamedTuple):
-    """A channel's thread takes the part of that place, which this member has `samples` for; 0: it only reads."""
+@dataclass(slots=True, eq=False)
+class _Round:
+    """A part on its way, which this member has `samples` for; 0: it only reads.
+
+    Attributes: `number`, the round's; `alone`, it goes out once the one before it is a mean; `vector`, None until the
+    part has gone out; `offered`, when it had; `free`, when the round before it was committed.
+    """
 
     step: int
     channel: int
     place: int
+    number: int
     samples: int
     mean: Future[None]
+    alone: bool
+    vector: Compressed | None = None
+    offered: float = 0.0
+    free: float = 0.0
 
 
 class Flows:
@@ -100,11 +114,11 @@ class Flows:
         self._given: list[int] = []  # parts that were given to the channel's thread
         self.commits: dict[tuple[int, int], Committed] = {}
         self.times: dict[tuple[int, int], Times] = {}
-        self._together = together
+        self._in_a_queue, self._together = not together, together
         self._done = 0  # parts whose means are there, or do not come
         self._failure: BaseException | None = None
         count = len(parts) if together else 1
-        self._queues = [SimpleQueue[_Offer | None]() for _ in range(count)]
+        self._queues = [SimpleQueue[_Round | None]() for _ in range(count)]
         for queue in self._queues:
             threading.Thread(target=self._flow, args=(queue,), name="flow", daemon=True).start()
 
@@ -133,7 +147,7 @@ class Flows:
             self._step += 1
             self._rounds, self._given = list(rounds), [0] * len(self._parts)
             self.commits, self.times, self._done = {}, {}, 0
-            self._together = together
+            self._together = together and not self._in_a_queue
 
     def offer(self, channel: int, samples: int) -> Future[None]:
         """The next part of that channel is whole, the sum over `samples`: it goes out.
@@ -149,8 +163,10 @@ class Flows:
         with self._lock:
             place = self._given[channel]
             self._given[channel] += 1
-            queue = self._queues[min(channel, len(self._queues) - 1) if self._together else 0]
-            queue.put(_Offer(self._step, channel, place, samples, mean))
+            queue = self._queues[channel if self._together else 0]
+            number, alone = self._rounds[channel] + place, not self._together
+            queue.put(_Round(self._step, channel, place, number, samples, mean, alone))
+        self._channels.wake()  # the channel's thread may wait for a commit
         return mean
 
     def offer_rest(self, samples: int) -> None:
@@ -196,43 +212,98 @@ class Flows:
 
     # ---- a channel's thread
 
-    def _flow(self, queue: SimpleQueue[_Offer | None]) -> None:
-        while (offer := queue.get()) is not None:
-            if offer.step != self._step:
-                offer.mean.cancel()
-                continue
-            try:
-                if self._exchange(offer):
-                    offer.mean.set_result(None)
-                else:
-                    offer.mean.set_exception(StepEnded())
-            except BaseException as failure:  # the thread that computes raises it
-                self._failure = failure
-                offer.mean.set_exception(failure)
-            with self._lock:
-                self._done += offer.step == self._step
-            self._channels.wake()
+    def _flow(self, queue: SimpleQueue[_Round | None]) -> None:
+        round_ = queue.get()
+        while round_ is not None:
+            following = None
+            if round_.vector is not None or self._let_out(round_):
+                following = self._complete(round_, queue)
+            round_ = following or queue.get()
 
-    def _exchange(self, offer: _Offer) -> bool:
-        """Whether the part has become a mean."""
-        channel = offer.channel
-        round_ = self._rounds[channel] + offer.place
-        part = self._parts[channel][offer.place]
-        offered = self._clock()
-        vector = Compressed(part.vector, part.residual, self._width, mean=False)
-        if offer.samples and not self._channels.ends:
-            self._channels.offer(channel, round_, vector, offer.samples)
-        commit = self._channels.wait(channel, round_)
-        if commit is None:
+    def _let_out(self, round_: _Round) -> bool:
+        """Offer the part, and convert it; whether it is on its way."""
+        if round_.step != self._step:
+            round_.mean.cancel()
             return False
-        committed = self._clock()
-        self._channels.settle(commit, vector)
+        part = self._parts[round_.channel][round_.place]
+        round_.offered = self._clock()
+        try:
+            vector = Compressed(part.vector, part.residual, self._width, mean=False)
+            if round_.samples and not self._channels.ends:
+                self._channels.offer(round_.channel, round_.number, vector, round_.samples)
+        except BaseException as failure:
+            self._end(round_, failure)
+            return False
+        round_.vector = vector
+        return True
+
+    def _complete(self, round_: _Round, queue: SimpleQueue[_Round | None]) -> _Round | None:
+        """The part's sum comes, and is read. The part that follows, if it was taken from the queue meanwhile.
+
+        That one goes out as soon as it is there. While this one is on its way the agent keeps the offer, and gives it
+        to its round the moment that is open. At the latest it goes out before this sum is read: until then the line of
+        the channel is idle, while this sum is here already. Forward does not wait longer for that: a channel's parts
+        come from the rear to the front, so it needs the later one first.
+
+        There are two banks. The part that follows is in that of the round before this one. That is read, and committed,
+        so nobody needs its lanes any more (`Channels.offer`). A member marks a round only once it has read the one
+        before it (`OpenRound.held_back`), and so nobody writes a sum into this one's bank before it is read here.
+        """
+        following: _Round | None = None
+        failure: BaseException | None = None
+        try:
+            which = round_.channel, round_.number
+            commit = self._channels.wait(*which, lambda: not queue.empty())
+            committed = self._clock()
+            following = self._take_next(round_, queue)
+            if commit is None:
+                commit = self._channels.wait(*which)
+                committed = self._clock()
+            if following is not None:
+                following.free = committed
+            if commit is not None:
+                self._settle(round_, commit, committed)
+            else:
+                failure = StepEnded()
+        except BaseException as error:
+            failure = error
+        self._end(round_, failure)
+        return following
+
+    def _take_next(self, before: _Round, queue: SimpleQueue[_Round | None]) -> _Round | None:
+        """The part that follows, if it is there; it goes out, unless the one before it must be a mean for that."""
+        if queue.empty():
+            return None
+        following = queue.get()
+        if following is None:
+            queue.put(None)  # the end, which `_flow` takes
+        elif not following.alone and following.step == before.step and not self._let_out(following):
+            return None
+        return following
+
+    def _settle(self, round_: _Round, commit: Committed, committed: float) -> None:
+        """The part becomes a mean."""
+        assert round_.vector is not None
+        self._channels.settle(commit, round_.vector)
+        part, at = self._parts[round_.channel][round_.place], (round_.channel, round_.place)
         samples = sum(commit.counted.values())
         if samples:
             np.divide(part.vector, np.float32(samples), out=part.vector)
         else:
             part.vector[:] = 0.0
-        listed = offered + commit.seconds_listed
-        self.times[channel, offer.place] = Times(offered, listed, committed, self._clock())
-        self.commits[channel, offer.place] = commit
-        return True
+        offered = max(round_.offered, round_.free)
+        listed = max(offered, round_.offered + commit.seconds_listed)
+        self.times[at] = Times(offered, listed, committed, self._clock())
+        self.commits[at] = commit
+
+    def _end(self, round_: _Round, failure: BaseException | None = None) -> None:
+        """The part is a mean, or does not come."""
+        if failure is None:
+            round_.mean.set_result(None)
+        else:
+            if not isinstance(failure, StepEnded):
+                self._failure = failure  # the thread that computes raises it
+            round_.mean.set_exception(failure)
+        with self._lock:
+            self._done += round_.step == self._step
+        self._channels.wake()

@@ -20,6 +20,8 @@ from nicps.protocol.view import View
 from tests.ring_parts import START, TIMINGS, VIEW
 from tests.rooms import NoKernel
 
+#: The conversion of what is offered ahead.
+AHEAD = 9
 #: Channel 0 has two rounds a step, channel 1 has three, channel 2 has one.
 PLANS = (ChannelPlan(0, 8, (8, 4)), ChannelPlan(1, 3, (3, 2, 1)), ChannelPlan(2, 2, (2,)))
 
@@ -142,6 +144,13 @@ class Members:
         for number in numbers or self.all:
             ring = self[number].ring
             offer = Offer(ring.rounds[channel], samples, 0, False, 7, channel)
+            self.take(number, ring.offer(self.now, offer))
+
+    def offer_ahead(self, channel: int, *numbers: int) -> None:
+        """These offer to the round after their open one."""
+        for number in numbers or self.all:
+            ring = self[number].ring
+            offer = Offer(ring.rounds[channel] + 1, 4, 0, False, AHEAD, channel)
             self.take(number, ring.offer(self.now, offer))
 
     def read(self, channel: int, round_: int, *numbers: int) -> None:

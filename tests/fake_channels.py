@@ -102,8 +102,7 @@ class PlannedNetwork(FakeNetwork):
 
     def advance(self) -> None:
         """Commit what can be; the caller has the lock."""
-        whole = [to for to in sorted(self.given) if self.given[to].keys() >= self.live]
-        whole = [to for to in whole if not self.held(to)]
+        whole = [to for to in self._offered_by_all() if not self.held(to)]
         if self.order is None:
             for to in whole:
                 self.commit(to)
@@ -114,6 +113,16 @@ class PlannedNetwork(FakeNetwork):
         if self.all_wait and self.stuck and self.on_wait is not None:
             action, self.on_wait = self.on_wait, None
             action()
+
+    def _offered_by_all(self) -> list[Round]:
+        """The open round of each channel to which all have offered; some may have offered to the one after it."""
+        done = {*self.made}
+        heads = [
+            (channel, round_)
+            for channel, round_ in sorted(self.given)
+            if round_ == self.first_round or (channel, round_ - 1) in done
+        ]
+        return [to for to in heads if self.given[to].keys() >= self.live]
 
     def _channels_open(self) -> int:
         """Channels that have rounds left in the step that is under way."""
@@ -127,7 +136,7 @@ class PlannedNetwork(FakeNetwork):
     @property
     def stuck(self) -> bool:
         """Of each channel a round is held, or all of the step are committed."""
-        held = {to[0]: to for to in self.given if self.given[to].keys() >= self.live}
+        held = {to[0]: to for to in self._offered_by_all()}
         if not held or not all(map(self.held, held.values())):
             return False
         steps = {(to[1] - self.first_round) // len(self.plan[to[0]].rounds) for to in held.values()}
@@ -198,7 +207,7 @@ class FakeChannels:
 
     def wake(self) -> None:
         with self.network.changed:
-            self.woken += 1
+            self.woken += threading.current_thread().name == "flow"  # otherwise a part is there
             self.network.waiting.discard(self.session.number)
             self.network.changed.notify_all()
 
@@ -208,10 +217,13 @@ class FakeChannels:
             given[self.session.number] = vector, samples
             self.network.advance()
 
-    def wait(self, channel: int, round_: int) -> shared_form.Committed | None:
+    def wait(
+        self, channel: int, round_: int, unless: Callable[[], bool] = lambda: False
+    ) -> shared_form.Committed | None:
         network = self.network
         with network.changed:
-            network.changed.wait_for(lambda: (channel, round_) in network.made or self.ends, 20.0)
+            done = lambda: (channel, round_) in network.made or self.ends or unless()  # noqa: E731
+            network.changed.wait_for(done, 20.0)
             found = network.made.get((channel, round_))
             return found[0] if found is not None else None
 

@@ -36,10 +36,11 @@ class _Heard:
 
 @dataclass(slots=True)
 class _Row:
-    """A channel's rounds of one step, for the time line."""
+    """A channel's rounds of one step, for the time line. `committed`: when the last one was."""
 
     first: int
     begun: float
+    committed: float = 0.0
     rounds: list[list[float | int | None]] = field(default_factory=list)
 
 
@@ -128,24 +129,32 @@ class FlowWatch:
             row = self._rows[channel] = _Row(commit.round, now)
         if row is None or commit.round != row.first + place:
             return  # the step's beginning was not seen
-        row.rounds.append(self._moments(now, commit, own, heard))
+        row.rounds.append(self._moments(now, commit, own, heard, row.committed))
+        row.committed = now
         if place == phase.rounds_per_step(channel) - 1:
             self._write(now, channel, phase.channels[channel].urgency, self._rows.pop(channel))
 
     def _moments(
-        self, now: float, commit: Committed, own: Contribution, heard: _Heard
+        self, now: float, commit: Committed, own: Contribution, heard: _Heard, before: float
     ) -> list[float | int | None]:
         """When this host had offered, all had, its sums were there, and it was committed; whose offer and mark were
-        last. None: not known, as the token brought it, or nobody else is there."""
-        number = self._node.number
-        offered = own.offered_at if number in commit.counted else None
+        last. None: not known, as the token brought it, or nobody else is there.
+
+        Args:
+            before: when the round before it was committed. What was offered earlier counts as offered then.
+        """
+        number, round_ = self._node.number, commit.round
+        offered = max(own.offered_at(round_), before) if number in commit.counted else None
         offers = {k: at for k, at in heard.offers.items() if k in commit.counted}
         last_offer = max(offers, key=offers.__getitem__, default=None)
-        if len(offers) < len(commit.counted) or last_offer is None:
-            last_offer = None
-            listed = None if offered is None else min(now, offered + own.seconds_listed(now))
-        else:
+        listed: float | None = None
+        if last_offer is not None and len(offers) == len(commit.counted):
             listed = offers[last_offer]
+        else:
+            last_offer = None
+            if offered is not None:
+                known = own.offered_at(round_) + own.seconds_listed(now, round_)
+                listed = min(now, max(offered, known))
         whole = heard.marks.get(number) if heard.whole is None else heard.whole
         return [offered, listed, whole, now, last_offer, self._last_mark(heard)]
 

@@ -3,35 +3,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Way:
+    offered_at: float = 0.0
+    sending_s: float = 0.0
+    listed_at: float | None = None
+
 
 class Contribution:
-    """The contributions of one round after the other.
-
-    Attributes: `offered_at`, when the last one was ready.
-    """
+    """The contributions of one round after the other. The next one may be ready while one is on its way."""
 
     def __init__(self) -> None:
-        self.offered_at = self._sending_s = 0.0
-        self._listed_at: float | None = None
+        self._ways = [_Way(), _Way()]  # by parity of the round, as the banks are
         self._lacked = -1  # the last round in which sums of the switch had not come
 
-    def begin(self, now: float) -> None:
-        """The contribution is ready."""
-        self.offered_at, self._sending_s, self._listed_at = now, 0.0, None
+    def begin(self, now: float, round_: int) -> None:
+        """The contribution to that round is ready."""
+        self._ways[round_ & 1] = _Way(now)
 
-    def note_sent(self, started: float, ended: float) -> None:
+    def note_sent(self, round_: int, started: float, ended: float) -> None:
         """Some of its fragments have been sent between these times; the first ones as soon as the list is closed."""
-        self._sending_s += ended - started
-        if self._listed_at is None:
-            self._listed_at = started
+        way = self._ways[round_ & 1]
+        way.sending_s += ended - started
+        if way.listed_at is None:
+            way.listed_at = started
 
-    def seconds_listed(self, now: float) -> float:
+    def offered_at(self, round_: int) -> float:
+        """When it was ready."""
+        return self._ways[round_ & 1].offered_at
+
+    def seconds_listed(self, now: float, round_: int) -> float:
         """The time from when it was ready until all others were."""
-        return max(0.0, (now if self._listed_at is None else self._listed_at) - self.offered_at)
+        way = self._ways[round_ & 1]
+        return max(0.0, (now if way.listed_at is None else way.listed_at) - way.offered_at)
 
-    def seconds_waited(self, now: float) -> float:
+    def seconds_waited(self, now: float, round_: int) -> float:
         """The time since it was ready, without that of its own sending."""
-        return max(0.0, now - self.offered_at - self._sending_s)
+        way = self._ways[round_ & 1]
+        return max(0.0, now - way.offered_at - way.sending_s)
 
     def lacks_sums_anew(self, round_: int) -> bool:
         """Sums of a switch have not come in that round; return whether that is the first round in a row."""

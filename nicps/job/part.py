@@ -256,8 +256,8 @@ class Part:
             return [*orders, MarkRead(commit.round, 0, commit.channel)]
         if phase.kind is wire.PhaseKind.TRAIN and number in commit.counted:
             self.programs.note_training()
-        mine_there = self.contributions[commit.channel]
-        waited, listed_s = mine_there.seconds_waited(now), mine_there.seconds_listed(now)
+        mine_there, moment = self.contributions[commit.channel], (now, commit.round)
+        waited, listed_s = mine_there.seconds_waited(*moment), mine_there.seconds_listed(*moment)
         return [*orders, *program.show_commit(now, commit, waited, listed_s)]
 
     def _store(self, phase: Phase, commit: Committed) -> Orders:
@@ -300,7 +300,7 @@ class Part:
     def note_sent(self, action: SendFragments, started: float, ended: float) -> Orders:
         """Fragments of this host's contribution are with the kernel."""
         contribution = self.contributions[action.channel]
-        contribution.note_sent(started, ended)
+        contribution.note_sent(action.round, started, ended)
         if not (action.repair and action.exchange.lost):
             return []
         self.finish.asked_again += sum(count for _, count in action.ranges)
@@ -328,10 +328,10 @@ class Part:
                 if program.lags:
                     return []  # the program will offer the round again
                 program.note_offered(channel, round_)
-                self.contributions[channel].begin(now)
+                self.contributions[channel].begin(now, round_)
                 return [Offer(round_, samples, unit, skip, conversion, channel)]
             case Step(round_, samples, skip) if not program.lags:
-                self.contributions[0].begin(now)
+                self.contributions[0].begin(now, round_)
                 return self.served.step(program, Offer(round_, samples, skip=skip))
             case Pull(round_):
                 return self.served.pull(now, program, round_, self.phase)

@@ -27,6 +27,14 @@ class Offer:
     channel: int = 0
 
 
+@dataclass(slots=True)
+class Held:
+    """What a member has to give to the `open` round, or has given, and its offer to the round after that, `ahead`."""
+
+    open: Offer | None = None
+    ahead: Offer | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """What a training program has asked a worker's agent for, and has not got yet.
@@ -43,7 +51,8 @@ class Carried:
     """What a member takes along from its ring in one view to that in the next.
 
     `offer` is its gradient of the open round, counted or not, that it still holds; `passes`: it has dropped it, as the
-    round closed without it. `read` and `digest` are of the last round that its training program has applied. `rest`:
+    round closed without it. `ahead`: what it has offered to the round after that one (docs/channels.md). `read` and
+    `digest` are of the last round that its training program has applied. `rest`:
     whose remainders a Linux switch adds to the open round. With servers, `goes_on` is the newest round whose GO is
     known, and `pending` what its training program waits for. With channels, `others` are the same of channels 1 and up;
     `listed` is the list of the step, once a round of it is committed, and `saves`: the lead
@@ -64,6 +73,7 @@ class Carried:
     others: tuple[Carried, ...] = ()
     listed: Mapping[int, int] | None = None
     saves: bool = False
+    ahead: Offer | None = None
 
     @classmethod
     def at_the_start(cls, phase: Phase) -> Carried:
@@ -76,5 +86,5 @@ class Carried:
     def without_offers(self) -> Carried:
         """Of a member whose training program has left the rounds, and offers again."""
         others = tuple(other.without_offers() for other in self.others)
-        left = replace(self, offer=None, passes=False, ready=0, pending=Pending())
+        left = replace(self, offer=None, ahead=None, passes=False, ready=0, pending=Pending())
         return replace(left, others=others)

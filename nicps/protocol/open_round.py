@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from nicps import wire
 from nicps.protocol.actions import Action, Closed, Committed
-from nicps.protocol.carried import Carried, Offer
+from nicps.protocol.carried import Carried, Held, Offer
 from nicps.protocol.exchange import Exchanger
 from nicps.protocol.offers import ListOfStep, Offers
 from nicps.protocol.phase import Phase
@@ -60,7 +60,7 @@ class OpenRound:
         self.step = step
         self._view = view
         self._offer = carried.offer
-        self._held = carried.offer  # what this member has to give to the open round, or has given
+        self._held = Held(carried.offer, carried.ahead)
         self._passes = carried.passes
         self._ready = carried.ready
         self._read = carried.read
@@ -118,16 +118,17 @@ class OpenRound:
 
     def carry(self) -> Carried:
         """What goes along into the next view. Nothing is counted that the next one does not count again."""
-        passes = self._closed == self.round and self._held is None
+        passes = self._closed == self.round and self._held.open is None
         return Carried(
             self.round,
             self.unit,
             self._read,
             self._digest,
-            self._held,
+            self._held.open,
             self._ready,
             passes or self._passes,
             rest=self.exchange.rest,
+            ahead=self._held.ahead,
         )
 
     def unit_of(self, round_: int) -> int:
@@ -150,21 +151,43 @@ class OpenRound:
     # ---- what the agent reports
 
     def offer(self, offer: Offer) -> bool:
-        """A gradient is ready; whether it can still be listed."""
+        """A gradient is ready; whether it can still be listed.
+
+        One for the round after the open one is kept until that is open.
+        """
+        if not self.phase.shares[self.number - 1] or not self._takes_part:
+            return False
+        if self._is_ahead(offer):
+            self._held.ahead = offer
+            return False
         if (
             offer.round != self.round
             or self.line().settled
             or self.has_offered
-            or not self.phase.shares[self.number - 1]
-            or not self._takes_part
             or (offer.skip and self._list_of_step is not None)  # it owes what its step's list says
         ):
             return False
-        self._offer = self._held = offer
+        self._take(offer)
+        return True
+
+    def _take(self, offer: Offer) -> None:
+        self._offer = self._held.open = offer
         self._give(offer)
         self._passes = False
         self._ready = offer.samples
-        return True
+
+    def _is_ahead(self, offer: Offer) -> bool:
+        """It is for the round after the open one, in the same step: the training program is a round ahead."""
+        step = self.step
+        if step is None or offer.skip or offer.round != self.round + 1:
+            return False
+        return not step.ends_with(self.channel, self.round)
+
+    def _take_ahead(self) -> None:
+        """The round that this member has offered to ahead is open."""
+        ahead, self._held.ahead = self._held.ahead, None
+        if ahead is not None and ahead.round == self.round and self._takes_part:
+            self._take(ahead)
 
     @property
     def _takes_part(self) -> bool:
@@ -174,7 +197,7 @@ class OpenRound:
 
     def drop_offer(self) -> None:
         """The step's list is known, and this member is not in it."""
-        self._offer = self._held = None
+        self._offer, self._held = None, Held()
 
     def read(self, round_: int, digest: int) -> bool:
         """A sum has been read out; whether others wait for that bank. Above channel 0 nobody does."""
@@ -333,7 +356,7 @@ class OpenRound:
     # ---- the list closes without this member, and the round is committed
 
     def _close_without_us(self) -> list[Action]:
-        self._offer = self._held = None
+        self._offer = self._held.open = None
         if self._closed == self.round:
             return []
         if self._list_of_step is not None:
@@ -365,10 +388,11 @@ class OpenRound:
             self.word.undecided, self.word.saves = lead, False
         self.round = token.round
         self.unit = token.unit
-        self._offer = self._held = None
+        self._offer = self._held.open = None
         self._passes = False
         self.exchange.open(self.round)
         self._ready = 0
         self.complete = False
         self.offers.open(self.round, self._list_of_step)
+        self._take_ahead()
         return [committed]

@@ -63,9 +63,17 @@ class Mailbox:
         return self._wait_for(lambda: self.rest.popleft() if self.rest else None, deadline)
 
     def take_commit(
-        self, channel: int, round_: int, deadline: float = math.inf
+        self,
+        channel: int,
+        round_: int,
+        deadline: float = math.inf,
+        *,
+        unless: Callable[[], bool] = lambda: False,
     ) -> shared_form.Committed | None:
         """That round's commit, waited for; None if the phase ends before.
+
+        Args:
+            unless: None also once that is so, of which `wake` tells.
 
         Raises:
             TimeoutError: as `take`.
@@ -73,7 +81,7 @@ class Mailbox:
 
         def find() -> tuple[shared_form.Committed | None] | None:
             found = self._commits.pop((channel, round_), None)
-            return (found,) if found is not None or self.ends else None
+            return (found,) if found is not None or self.ends or unless() else None
 
         return self._wait_for(find, deadline)[0]
 

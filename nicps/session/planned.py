@@ -115,18 +115,26 @@ class Channels:
 
         Args:
             vector: not changed before `settle`.
+            round_: the open one, or the one after it in the same step, once the sum of the one before it is read. The
+                own lanes of that one are in its bank, and nobody needs them any more: it is committed, so all members
+                have marked it, and have all its sums.
         """
         rounds = self._rounds.of(channel)
         self._send(rounds.begin(round_, vector, samples, sized=False))
         rounds.convert(round_, vector, self._due())
 
-    def wait(self, channel: int, round_: int) -> shared_form.Committed | None:
+    def wait(
+        self, channel: int, round_: int, unless: Callable[[], bool] = lambda: False
+    ) -> shared_form.Committed | None:
         """Wait until the round is committed; None if the phase ends before.
+
+        Args:
+            unless: None also once there is that to do; `wake` tells this thread.
 
         Raises:
             JobAborted: the job was stopped.
         """
-        return self._mail.take_commit(channel, round_)
+        return self._mail.take_commit(channel, round_, unless=unless)
 
     def settle(self, commit: shared_form.Committed, vector: Vector) -> None:
         """Give the vector the sum, and tell the agent that it has been read. Without contributions there is none."""

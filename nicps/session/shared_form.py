@@ -127,7 +127,7 @@ class Offer(Message):
     """The program has a gradient, and converts it into the arena."""
 
     op: ClassVar[str] = "offer"
-    round: Annotated[int, Field(ROUND, "the open one")]
+    round: Annotated[int, Field(ROUND, "the open one; by a plan, also the one after it")]
     samples: Annotated[int, Field(whole(1, MOST_SAMPLES), "samples that it is the sum over")]
     unit: Annotated[
         int | None,

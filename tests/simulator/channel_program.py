@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training program with channels, and the decisions of a lead: steps of several parts, which are read as they come.
 
-A step's parts become ready in the order of the backward pass. A channel offers its next one once its last one is read.
+A step's parts become ready in the order of the backward pass. A channel offers its next one once its last one is read,
+or before that: as its round opens, or a round ahead.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,7 @@ class ChannelProgram:
         self._held: list[Committed] = []  # of the next step: this one is not whole here
         self._decided = 0, 0, 0  # view, phase and step of the lead's last word
         self._epoch = 0  # raised when what was begun is of no use any more
+        self._early = random.Random(f"early {host.lan.seed} {host.index} {host.life}")
         self._begin()
 
     def _begin(self) -> None:
@@ -243,7 +246,7 @@ class ChannelProgram:
         """The next part of that channel, if its turn has come."""
         phase, host = self.phase, self.host
         queue = self._ready.get(channel)
-        if phase is None or not queue or channel in self._busy or self._away:
+        if phase is None or not queue or self._away:
             return
         if self._preparing is not None:
             return
@@ -256,7 +259,10 @@ class ChannelProgram:
             queue.popleft()
             self._offer_next(channel)
             return
-        if ring.rounds[channel] < round_:
+        # The bank of the round that is read last is that of the one after the next.
+        unread, before = channel in self._busy, round_ - ring.rounds[channel]
+        early = unread + before
+        if early > 1 or (early and self._early.random() < 0.5):
             return
         queue.popleft()
         fragments = phase.fragments_in(round_, channel)

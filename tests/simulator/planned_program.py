@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training program whose steps have a plan: `trainer/ring.py` on `nicps.flows`, without the numbers.
 
-Each channel is a thread of its own: it offers a part, waits for its commit, and reads the sum. The thread that computes
-goes on with the next step's forward pass meanwhile, unless something else than a step comes next.
+Each channel is a thread of its own: it offers a part, waits for its commit, and reads the sum. It may offer the next
+part before that, and stalls between. The thread that computes goes on with the next step's forward pass meanwhile,
+unless something else than a step comes next.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nicps import wire
 from nicps.job.checkpoints import CHECKPOINT
@@ -28,11 +30,22 @@ if TYPE_CHECKING:
 
 READ_S = 1e-4
 _SLOW_READ_S = 0.02
+_STALL_S = 0.03
 _ENDS = says.Phase, says.Abort, says.Error
 
 
 class _StepEnded(Exception):
     """The phase has ended before the step was whole."""
+
+
+class _Part(NamedTuple):
+    """A part of a step, which this member has `samples` for."""
+
+    serial: int
+    place: int
+    round: int
+    samples: int
+    phase: Message
 
 
 class _Thread:
@@ -76,7 +89,7 @@ class PlannedProgram(Program):
         self._plan: Sequence[says.PhaseChannel] = ()
         self._base: list[int] = []  # the first round of each channel in the step
         self._commits: dict[tuple[int, int], says.Committed] = {}  # channel and round
-        self._queues: list[deque[tuple[int, int, int, Message]]] = []
+        self._queues: list[deque[_Part]] = []
         self._threads: list[_Thread] = []
         self._serial = 0  # of the step; what is of an earlier one is dropped
         self._read: dict[tuple[int, int], int] = {}  # channel and place -> what was read
@@ -88,6 +101,8 @@ class PlannedProgram(Program):
         super().__init__(host, number, settings)  # type: ignore[arg-type]
         rng = host.lan.odds.random
         self._ahead = rng.random() < 0.7  # forward passes overlap
+        #: When a channel's thread offers the next part; these draws change nothing else.
+        self._early = random.Random(f"early {host.lan.seed} {host.index} {host.life} {number}")
 
     # ---- the mailbox
 
@@ -157,31 +172,48 @@ class PlannedProgram(Program):
     # ---- a channel's thread
 
     def _flow(self, channel: int) -> Steps:
-        queue = self._queues[channel]
+        queue, following = self._queues[channel], None
         while True:
-            while not queue:
-                yield None
-            serial, place, samples, phase = queue.popleft()
-            if serial != self._serial:
+            if following is None:
+                while not queue:
+                    yield None
+                following = yield from self._let_out(channel, queue.popleft())
                 continue
-            round_ = self._base[channel] + place
-            if samples and not self._ends:
-                yield from self._offer_part(phase, channel, round_, place, samples)
-            while (channel, round_) not in self._commits and not self._ends:
-                yield None
-            commit = self._commits.pop((channel, round_), None)
+            part, following = following, None
+            when = self._early.choice(("ahead", "ahead", "committed", "read"))
+            while (channel, part.round) not in self._commits and not self._ends:
+                if when == "ahead" and queue and following is None:
+                    following = yield from self._let_out(channel, queue.popleft())
+                else:
+                    yield None
+            commit = self._commits.pop((channel, part.round), None)
             if commit is not None:
-                rng = self.lan.random
-                yield READ_S + (_SLOW_READ_S * rng.random() if rng.random() < 0.05 else 0.0)
-                fragments = phase.channels[channel].rounds[place]
-                value = self._sum_of(commit, channel, fragments)
-                self._say(says.Read(round_, "", channel))
-                if serial == self._serial:
-                    self._read[channel, place] = value
-                    self._saves |= commit.checkpoint
-            self._done += serial == self._serial
+                if when != "read" and queue and following is None:
+                    following = yield from self._let_out(channel, queue.popleft())
+                yield from self._read_part(channel, part, commit)
+            self._done += part.serial == self._serial
             if self._waits:
                 self.host.later(0.0, self._look)
+
+    def _let_out(self, channel: int, part: _Part) -> Steps:
+        """A part's turn has come. None: it is of an earlier step."""
+        if self._early.random() < 0.1:
+            yield _STALL_S * self._early.random()
+        if part.serial != self._serial:
+            return None
+        if part.samples and not self._ends:
+            yield from self._offer_part(part.phase, channel, part.round, part.place, part.samples)
+        return part
+
+    def _read_part(self, channel: int, part: _Part, commit: says.Committed) -> Steps:
+        rng = self.lan.random
+        yield READ_S + (_SLOW_READ_S * rng.random() if rng.random() < 0.05 else 0.0)
+        fragments = part.phase.channels[channel].rounds[part.place]
+        value = self._sum_of(commit, channel, fragments)
+        self._say(says.Read(part.round, "", channel))
+        if part.serial == self._serial:
+            self._read[channel, part.place] = value
+            self._saves |= commit.checkpoint
 
     def _offer_part(
         self, phase: Message, channel: int, round_: int, place: int, samples: int
@@ -324,7 +356,8 @@ class PlannedProgram(Program):
             self._give(phase, channel, place, samples)
 
     def _give(self, phase: Message, channel: int, place: int, samples: int) -> None:
-        self._queues[channel].append((self._serial, place, samples, phase))
+        round_ = self._base[channel] + place
+        self._queues[channel].append(_Part(self._serial, place, round_, samples, phase))
         self._given.add((channel, place))
         self._threads[channel].look()
 

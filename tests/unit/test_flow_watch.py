@@ -51,7 +51,8 @@ class Watched:
         """That member offers, so many seconds after the start."""
         self.members.now = START + at
         if number == 2:
-            self.own[channel].begin(self.members.now)
+            round_ = self.members[2].ring.rounds[channel]
+            self.own[channel].begin(self.members.now, round_)
         self.members.offer(channel, number)
         self.tell()
 
@@ -115,8 +116,8 @@ def test_a_round_whose_list_came_with_the_token() -> None:
     """Nobody has broadcast an offer: when the list was known this host's sending says."""
     watched = Watched(quorum=4)
     own = watched.own[0]
-    own.begin(START)
-    own.note_sent(START + 0.25, START + 0.3)
+    own.begin(START, 1)
+    own.note_sent(1, START + 0.25, START + 0.3)
     watched.members.offer(2, 2)
     watched.members.offer(0, 2)
     commits = [commit for commit in watched.members[2].commits if commit.channel == 0]
@@ -126,6 +127,20 @@ def test_a_round_whose_list_came_with_the_token() -> None:
     assert not watched.notes.rows, "the step is not whole"
     place = watched.watch._rows[0].rounds[0]
     assert place[:2] == [START, START + 0.25] and place[4] is None
+
+
+def test_what_was_offered_ahead_counts_as_offered_when_the_round_before_was_committed() -> None:
+    watched = Watched()
+    watched.own[0].begin(START + 0.1, 2)
+    for number in (1, 2, 3):
+        watched.offer(0, number, 0.2)
+    watched.members.read(0, 1)
+    for number in (1, 3, 2):
+        watched.members.now = START + 0.3
+        watched.members.offer(0, number)
+    watched.tell()
+    (row,) = [row for row in watched.notes.rows if "channel" not in row]
+    assert row["rounds"][1][0] == row["rounds"][0][3] == 0.0, "milliseconds since the first offer"
 
 
 def test_who_is_waited_for_on_each_channel() -> None:

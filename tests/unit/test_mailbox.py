@@ -77,6 +77,26 @@ def waiting(line: Line, *rounds: tuple[int, int]) -> dict[tuple[int, int], threa
     return threads
 
 
+def test_a_thread_is_woken_for_what_it_may_do_instead(line: Line) -> None:
+    """It waits for the commit again afterwards."""
+    there, again = threading.Event(), threading.Event()
+    found: list[says.Committed | None] = []
+
+    def wait() -> None:
+        found.append(line.mail.take_commit(0, 3, unless=there.is_set))
+        again.set()
+        found.append(line.mail.take_commit(0, 3))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    there.set()
+    line.mail.wake()
+    assert again.wait(20.0)
+    line.put(commit(0, 3))
+    thread.join(20.0)
+    assert found == [None, commit(0, 3)]
+
+
 def test_each_thread_gets_what_names_its_round(line: Line) -> None:
     threads = waiting(line, (0, 3), (1, 3), (1, 4))
     commits = [commit(1, 3), commit(1, 4), commit(0, 3)]

@@ -15,6 +15,7 @@ import pytest
 from nicps.protocol.channels import ChannelledRing
 from nicps.protocol.exchange import StripesExchanger
 from nicps.protocol.offers import Offers
+from nicps.protocol.open_round import OpenRound
 from nicps.protocol.step import Step
 from nicps.protocol.token import TokenState
 from tests.simulator import channel_lan
@@ -79,7 +80,7 @@ def test_a_lead_that_forgets_at_a_commit_that_it_saves_is_found(
         note(self, channel, counted)
         self.saves = False
 
-    mistaken(monkeypatch, Step, "note_committed", wrong, 6)
+    mistaken(monkeypatch, Step, "note_committed", wrong, 3)
 
 
 def test_a_lead_that_waits_for_no_decision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +120,9 @@ def test_a_view_in_which_no_list_stands_is_found(monkeypatch: pytest.MonkeyPatch
 def test_stripes_of_the_size_of_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = lambda self, round_: self._phase.fragments_in(round_, 0)  # noqa: E731
     mistaken(monkeypatch, StripesExchanger, "_fragments_in", wrong, 0)
+
+
+def test_an_offer_ahead_that_is_never_given_to_its_round_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mistaken(monkeypatch, OpenRound, "_take_ahead", lambda self: None, 0)

@@ -17,6 +17,7 @@ from nicps.job.course import Course
 from nicps.job.orders import CommitNext, MarkRead
 from nicps.job.owed import PlannedStep
 from nicps.job.part import Part
+from nicps.protocol.open_round import OpenRound
 from nicps.session import shared_form as says
 from tests.simulator import planned_lan, schedules
 from tests.simulator.checks import Violation
@@ -83,12 +84,12 @@ def test_areas_of_a_plan_before_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(sizes, rooms=()) if sum(sizes.rooms) <= self.memory.room else sizes
 
     monkeypatch.setattr(Accumulators, "_lacks", wrong)
-    finds(3, "has room for")
+    finds(0, "has room for")
 
 
 def test_a_lead_that_forgets_that_it_saves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Course, "_go_on", lambda self: [CommitNext()])
-    finds(7, "has said True")
+    finds(1, "has said True")
 
 
 def test_sums_that_are_read_on_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +107,19 @@ def test_a_program_that_owes_what_it_has_done_is_found(monkeypatch: pytest.Monke
     """It waits for others, and its agent ends it."""
     monkeypatch.setattr(PlannedStep, "owes", lambda self, *, closed: not closed)
     finds(3, "ends a training program that works")
+
+
+def test_an_offer_ahead_that_is_never_given_to_its_round_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(self: OpenRound) -> None:
+        self._held.ahead = None
+
+    monkeypatch.setattr(OpenRound, "_take_ahead", wrong)
+    finds(0, "has not ended")
+
+
+def test_an_offer_ahead_that_is_lost_with_a_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry = OpenRound.carry
+    monkeypatch.setattr(OpenRound, "carry", lambda self: replace(carry(self), ahead=None))
+    finds(2, "has not ended")
