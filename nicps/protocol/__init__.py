@@ -29,6 +29,7 @@ No clock, no socket, no BPF: the same code runs under the agent and under a test
     timers.py        retransmission, want, failure detector (R16, R17)
     ring.py          the token at one member: take it, forward it, wait for it (R9, R10, R16)
     channels.py      the ring of a phase with several channels
+    early_lists.py   lists that the kernel tells of before their round is open
     restraint.py     the share of the line that urgent rounds may take
     local_host.py    this host in the network: its state, its view, its number
     rings.py         the ring in force, and that of the phase to come
