@@ -155,7 +155,8 @@ class FlowWatch:
             if offered is not None:
                 known = own.offered_at(round_) + own.seconds_listed(now, round_)
                 listed = min(now, max(offered, known))
-        whole = heard.marks.get(number) if heard.whole is None else heard.whole
+        # An offer to the next round is a mark of this one, and may take its place.
+        whole = heard.marks.get(number, now) if heard.whole is None else heard.whole
         return [offered, listed, whole, now, last_offer, self._last_mark(heard)]
 
     def _last_mark(self, heard: _Heard) -> int | None:

@@ -143,6 +143,18 @@ def test_what_was_offered_ahead_counts_as_offered_when_the_round_before_was_comm
     assert row["rounds"][1][0] == row["rounds"][0][3] == 0.0, "milliseconds since the first offer"
 
 
+def test_where_an_offer_has_taken_the_marks_place_sums_were_here_by_the_commit() -> None:
+    """A round is marked, committed and offered to in one turn: only the offer to the next one is sent."""
+    watched = Watched(quorum=4)
+    watched.own[0].begin(START, 1)
+    watched.members.offer(2, 2)
+    watched.members.offer(0, 2)
+    commits = [commit for commit in watched.members[2].commits if commit.channel == 0]
+    watched.watch.enter_view()  # forgets what was heard
+    watched.watch.note_commit(START + 1.0, commits[0], watched.own[0])
+    assert watched.watch._rows[0].rounds[0][2] == START + 1.0
+
+
 def test_who_is_waited_for_on_each_channel() -> None:
     watched = Watched()
     assert [each.awaits for each in watched.watch.activity()] == [(), (), ()], "all compute"

@@ -132,6 +132,18 @@ def test_who_closes_the_list_says_which_unit_the_largest_exponent_comes_to() -> 
     assert token.unit == -120
 
 
+def test_only_sums_of_others_show_that_the_network_carries_frames_to_one_host() -> None:
+    """Its own ones show that contributions have come, and not that a sum can be sent."""
+    kernel = Kernel()
+    part = member(2, kernel)  # whose stripe is 1000 to 1999
+    assert not part.has_sums
+    part.on_closed(0.0, closed(1, 2, 4))
+    kernel.sums = set(range(1000, 2000))
+    assert not part.has_sums
+    kernel.sums.add(2999)
+    assert part.has_sums
+
+
 def test_the_list_that_a_contribution_tells_of_is_as_good_and_begins_nothing_twice() -> None:
     part = member()
     assert only(part.on_list(0.0, 0b1011, -40)).ranges == ((2000, WINDOW), (0, WINDOW))

@@ -225,10 +225,16 @@ class StripesExchanger(Exchanger):
 
     @property
     def has_sums(self) -> bool:
-        """Then contributions have come to one host, and if it is another one, its kernel sends sums."""
+        """Sums of another aggregator: contributions have come to one host, and its kernel sends what it makes of them.
+
+        Those of the own stripe show the former only.
+        """
         if self._striped is None or self._striped.type is not wire.FrameType.CONTRIBUTION:
             return False
-        return self._receiver.count(self._round, self._view.number, 0) > 0
+        others = (s for s in self._stripes if s.owner != self._number and s.first < s.end)
+        return any(
+            self._missing(s.first, s.end, 1) != [(s.first, s.end - s.first)] for s in others
+        )
 
     def on_the_way(self, owner: int) -> int:
         """Contributions of the open round on their way to that aggregator, at most."""
