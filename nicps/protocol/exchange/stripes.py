@@ -232,9 +232,7 @@ class StripesExchanger(Exchanger):
         if self._striped is None or self._striped.type is not wire.FrameType.CONTRIBUTION:
             return False
         others = (s for s in self._stripes if s.owner != self._number and s.first < s.end)
-        return any(
-            self._missing(s.first, s.end, 1) != [(s.first, s.end - s.first)] for s in others
-        )
+        return any(self._missing(s.first, s.end, 1) != [(s.first, s.end - s.first)] for s in others)
 
     def on_the_way(self, owner: int) -> int:
         """Contributions of the open round on their way to that aggregator, at most."""
