@@ -183,6 +183,17 @@ def compare(found: State, expected: State) -> None:
     assert found.windows == expected.windows
 
 
+def check_step(outcome: Outcome, step: Mapping[str, Any], where: str) -> None:
+    """The outcome is what the step says."""
+    assert outcome.verdict == step["verdict"], where
+    assert sorted(outcome.counters) == sorted(step["counters"]), where
+    if "heard" in step:
+        assert outcome.heard == step["heard"], where
+    if step["verdict"] == "tx":
+        assert outcome.out is not None, where
+        assert outcome.out.hex() == encode.from_text(step["out"]).hex(), where
+
+
 def replay(sequence: Mapping[str, Any], target: Target) -> None:
     """Run a sequence and check every step and the end."""
     for number, step in enumerate(sequence["steps"], 1):
@@ -190,12 +201,5 @@ def replay(sequence: Mapping[str, Any], target: Target) -> None:
         if "config" in step:
             target.configure(step["config"])
             continue
-        outcome = target.run(encode.from_text(step["frame"]))
-        assert outcome.verdict == step["verdict"], where
-        assert sorted(outcome.counters) == sorted(step["counters"]), where
-        if "heard" in step:
-            assert outcome.heard == step["heard"], where
-        if step["verdict"] == "tx":
-            assert outcome.out is not None, where
-            assert outcome.out.hex() == encode.from_text(step["out"]).hex(), where
+        check_step(target.run(encode.from_text(step["frame"])), step, where)
     compare(target.state(), expected_state(sequence))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nicps import wire
 from tests.model import Outcome
-from tests.replay import view_key
+from tests.replay import check_step, view_key
 from tests.servers import Home, Stored
 from tests.servers_model import ServersModel
 from tests.stripes import LANES, NETWORK, mac_of
@@ -84,17 +84,6 @@ def configure(model: ServersModel, changes: Mapping[str, Any]) -> None:
     model.rounds = changes.get("round", first), changes.get("round_high", last)
     model.settled = changes.get("settled", model.settled)
     model.version = tuple(changes.get("version", model.version))
-
-
-def check_step(outcome: Outcome, step: Mapping[str, Any], where: str) -> None:
-    """The outcome is what the step says."""
-    assert outcome.verdict == step["verdict"], where
-    assert sorted(outcome.counters) == sorted(step["counters"]), where
-    if "heard" in step:
-        assert outcome.heard == step["heard"], where
-    if step["verdict"] == "tx":
-        assert outcome.out is not None, where
-        assert outcome.out.hex() == encode.from_text(step["out"]).hex(), where
 
 
 def check_end(model: ServersModel, end: Mapping[str, Any]) -> None:

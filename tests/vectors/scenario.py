@@ -25,15 +25,73 @@ def mac(number: int) -> str:
     return f"02:00:00:00:00:{number:02x}"
 
 
-class Scenario:
-    """One sequence.
+class Written:
+    """A sequence for one host: its configuration, steps, and what is left at the end.
 
     Args:
         name: of the file.
         why: what it shows, one sentence.
         members: how many; member k has `mac(k)`.
-        left: numbers of those who are not in the view any more (R19).
+        left: numbers of the members that have left the view.
         key: of the view, 16 bytes: then frames carry tags unless said otherwise.
+        usual: the configuration; config: what differs from it.
+    """
+
+    #: Where a frame's text is broken: behind the headers.
+    breaks = (14, 46)
+
+    def __init__(
+        self,
+        name: str,
+        why: str,
+        *,
+        members: int,
+        left: Sequence[int],
+        key: bytes | None,
+        usual: Mapping[str, Any],
+        config: Mapping[str, Any],
+    ) -> None:
+        assert set(config) <= set(usual), set(config) - set(usual)
+        self.name, self.why, self.key = name, why, key
+        numbers = range(1, members + 1)
+        self.members = [NOBODY if number in left else mac(number) for number in numbers]
+        self.config: dict[str, Any] = {**usual, **config}
+        self.steps: list[dict[str, Any]] = []
+        self.end: dict[str, Any] = {}
+
+    def note(
+        self,
+        say: str,
+        data: bytes,
+        verdict: str,
+        counters: Sequence[str],
+        *,
+        out: bytes,
+        of: str,
+        heard: bool | None,
+    ) -> None:
+        """Write a step down."""
+        step: dict[str, Any] = {"say": say} | ({"of": of} if of else {})
+        step |= {"frame": encode.to_text(data, *self.breaks), "verdict": verdict}
+        step["counters"] = list(counters)
+        if verdict == TX:
+            step["out"] = encode.to_text(out, *self.breaks)
+        if heard is not None:
+            step["heard"] = heard
+        self.steps.append(step)
+
+    def as_json(self, **start: Any) -> dict[str, Any]:
+        """What the file holds; `start`: what else there is at the start."""
+        key = {"key": self.key.hex()} if self.key is not None else {}
+        about = {"name": self.name, "why": self.why, "members": self.members, **key}
+        return {**about, "config": self.config, **start, "steps": self.steps, "end": self.end}
+
+
+class Scenario(Written):
+    """One sequence.
+
+    Args:
+        name, why, members, left, key: as `Written`.
         config: what differs from the usual configuration (`nicps_config`). `alive` stands for
             `alive_until_ns`: true is an hour ahead, false is past.
     """
@@ -48,10 +106,7 @@ class Scenario:
         key: bytes | None = None,
         **config: Any,
     ) -> None:
-        self.name, self.why = name, why
         numbers = range(1, members + 1)
-        self.members = [NOBODY if number in left else mac(number) for number in numbers]
-        self.key = key
         own = config.get("number", 1)
         after = [
             number for number in (*range(own + 1, members + 1), *numbers) if number not in left
@@ -77,10 +132,7 @@ class Scenario:
             "alive": True,
             "position": 0,
         }
-        assert set(config) <= set(usual), set(config) - set(usual)
-        self.config = usual | config
-        self.steps: list[dict[str, Any]] = []
-        self.end: dict[str, Any] = {}
+        super().__init__(name, why, members=members, left=left, key=key, usual=usual, config=config)
         self._sequence = self._bounced = 0
 
     def step(
@@ -98,16 +150,7 @@ class Scenario:
         Args:
             heard: whether it is taken for a member's sign of life.
         """
-        step: dict[str, Any] = {"say": say}
-        if of:
-            step["of"] = of
-        step |= {"frame": encode.to_text(data, 14, 46), "verdict": verdict}
-        step["counters"] = list(counters)
-        if verdict == TX:
-            step["out"] = encode.to_text(out, 14, 46)
-        if heard is not None:
-            step["heard"] = heard
-        self.steps.append(step)
+        self.note(say, data, verdict, counters, out=out, of=of, heard=heard)
 
     def agent(self, say: str, **config: Any) -> None:
         """The agent changes the configuration between two frames."""
@@ -266,15 +309,3 @@ class Scenario:
             ],
         }
         return self
-
-    def as_json(self) -> dict[str, Any]:
-        """What the file holds."""
-        return {
-            "name": self.name,
-            "why": self.why,
-            "members": self.members,
-            **({"key": self.key.hex()} if self.key is not None else {}),
-            "config": self.config,
-            "steps": self.steps,
-            "end": self.end,
-        }

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.vectors import encode
 from tests.vectors.encode import Fields
-from tests.vectors.scenario import DROP, NETWORK, NOBODY, ROUND, TX, VIEW, mac
+from tests.vectors.scenario import DROP, NETWORK, ROUND, TX, VIEW, Written, mac
 
 #: An exponent whose lanes are units of parameters: a step with it is added as it is, at a staleness of 1.
 EXACT = -40
@@ -50,18 +50,16 @@ def runs(lanes: Lanes) -> list[dict[str, Any]]:
     return found
 
 
-class Serving:
+class Serving(Written):
     """One sequence for one host of a job with parameter servers.
 
     Args:
-        name: of the file.
-        why: what it shows, one sentence.
-        members: how many; member k has `mac(k)`.
-        left: numbers of those who are not in the view any more.
-        key: of the view, 16 bytes: then frames carry tags unless said otherwise.
+        name, why, members, left, key: as `Written`.
         parameters: of this host's part at first, in units: by push fragment and lane; all others are 0.
         config: what differs from the usual configuration (tests/vectors/README.md).
     """
+
+    breaks = (14, 46, 70)
 
     def __init__(
         self,
@@ -74,9 +72,6 @@ class Serving:
         parameters: Mapping[int, Lanes] | None = None,
         **config: Any,
     ) -> None:
-        self.name, self.why, self.key = name, why, key
-        numbers = range(1, members + 1)
-        self.members = [NOBODY if number in left else mac(number) for number in numbers]
         usual = {
             "network": NETWORK,
             "view": VIEW,
@@ -93,12 +88,9 @@ class Serving:
             "store": 0,
             "passes": [],
         }
-        assert set(config) <= set(usual), set(config) - set(usual)
-        self.config = usual | config
+        super().__init__(name, why, members=members, left=left, key=key, usual=usual, config=config)
         self.fragments = -(-self.config["room"] * self.config["width"] // 32)
         self.parameters = parameters or {}
-        self.steps: list[dict[str, Any]] = []
-        self.end: dict[str, Any] = {}
         self._sequence = self._answers = 0
         self._question: tuple[bytes, Fields, Fields, str] = b"", {}, {}, ""
 
@@ -112,14 +104,8 @@ class Serving:
         heard: bool | None = None,
     ) -> None:
         """A frame in, from its Ethernet header on; the counters that rise; the answer, or it is dropped."""
-        step: dict[str, Any] = {"say": say} | ({"of": of} if of else {})
-        step |= {"frame": encode.to_text(data, 14, 46, 70), "verdict": TX if out else DROP}
-        step["counters"] = list(counters)
-        if out:
-            step["out"] = encode.to_text(out, 14, 46, 70)
-        if heard is not None:
-            step["heard"] = heard
-        self.steps.append(step)
+        verdict = TX if out else DROP
+        self.note(say, data, verdict, counters, out=out, of=of, heard=heard)
 
     def agent(self, say: str, **config: Any) -> None:
         """The agent changes the configuration between two frames."""
@@ -196,33 +182,29 @@ class Serving:
         self.frame(kind, body, tail, **header)
         self.again(say, *counters, answer=answer, heard=heard)
 
-    def push(
-        self,
-        say: str,
-        *counters: str,
-        values: Lanes | None = None,
-        answer: Answer | None = None,
-        heard: bool | None = None,
-        header: Mapping[str, Any] | None = None,
-        **fields: int,
-    ) -> None:
+    def push(self, say: str, *counters: str, **more: Any) -> None:
         """A fragment of a step: number 1 of worker 3, the first fragment, unless said otherwise."""
-        body = self._lanes_of_a_step() | {"version": 0, "number": 1} | fields
-        self._give("push", say, counters, body, values, answer, heard, header or {})
+        self._step("push", say, counters, {"version": 0, "number": 1}, **more)
 
-    def contribution(
+    def contribution(self, say: str, *counters: str, **more: Any) -> None:
+        """A fragment of a step for the synchronisation; `members` is the list, bit k - 1 for member k."""
+        self._step("contribution", say, counters, {"members": 0b1100, "number": 9}, **more)
+
+    def _step(
         self,
+        kind: str,
         say: str,
-        *counters: str,
+        counters: Sequence[str],
+        usual: Fields,
+        *,
         values: Lanes | None = None,
         answer: Answer | None = None,
         heard: bool | None = None,
         header: Mapping[str, Any] | None = None,
         **fields: int,
     ) -> None:
-        """A fragment of a step for the synchronisation; `members` is the list, bit k - 1 for member k."""
-        body = self._lanes_of_a_step() | {"members": 0b1100, "number": 9} | fields
-        self._give("contribution", say, counters, body, values, answer, heard, header or {})
+        body = self._lanes_of_a_step() | usual | fields
+        self._give(kind, say, counters, body, values, answer, heard, header or {})
 
     def _lanes_of_a_step(self) -> Fields:
         lanes = {"width": self.config["width"], "exponent": EXACT}
@@ -313,18 +295,9 @@ class Serving:
         }
         return self
 
-    def as_json(self) -> dict[str, Any]:
-        """What the file holds."""
-        return {
-            "name": self.name,
-            "why": self.why,
-            "members": self.members,
-            **({"key": self.key.hex()} if self.key is not None else {}),
-            "config": self.config,
-            "parameters": laid_out(self.parameters),
-            "steps": self.steps,
-            "end": self.end,
-        }
+    def as_json(self, **start: Any) -> dict[str, Any]:
+        """As `Written`, with the parameters at the start."""
+        return super().as_json(parameters=laid_out(self.parameters), **start)
 
 
 def laid_out(fragments: Mapping[int, Lanes]) -> list[dict[str, Any]]:

@@ -16,7 +16,11 @@ BODY, LANES = 46, 70
 
 
 def strangers() -> Serving:
-    s = Serving("strangers", "R4: who is not the member that a frame names is ignored.", left=[5])
+    s = Serving(
+        "strangers",
+        "R4: a frame is ignored if its sender is not the member that it names.",
+        left=[5],
+    )
     cases: list[tuple[str, str, Fields]] = [
         ("an unknown MAC", "stranger", {"source": mac(0x99)}),
         ("member 4 says it is 3", "stranger", {"source": mac(4)}),
