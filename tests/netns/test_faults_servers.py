@@ -219,42 +219,44 @@ def quiet_hashes(network: Stage, rounds: int) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def attackers(network: Stage) -> Iterator[tuple[Attacker, Attacker]]:
-    """At the worker's cable, and at the server's; each has recorded frames of all its kinds."""
+def attacked(network: Stage, count: int, *, forge: bool) -> Iterator[tuple[Attacker, Attacker]]:
+    """A job trains while attackers at the worker's cable and the server's send, of each kind of the worker's at least
+    so many frames. Afterwards the weights of every round are those of a job that nobody attacks.
+    """
+    job = Endless(network, **ONE_WORKER)
     with contextlib.ExitStack() as stack:
         worker, server = Attacker(network, "h2", ASKED), Attacker(network, "h1", ANSWERED)
         for attacker in (worker, server):
             stack.callback(attacker.close)
             attacker.record()
+        while min(worker.sent.values()) < count:
+            for attacker in (worker, server):
+                attacker.record()
+                attacker.send(_BATCH, forge=forge)
         yield worker, server
+    found = hashes(job)
+    same = quiet_hashes(network, max(found))
+    assert len(found) >= 3 and {round_: same[round_] for round_ in found} == found
 
 
 @pytest.mark.short("2000")
 @pytest.mark.parametrize("count", [2_000, 100_000])
 def test_replayed_and_forged_frames_change_nothing(count: int) -> None:
-    """So many of each kind that a worker sends: the weights of every round are those of a run without an attacker, and
-    all that was sent is counted.
+    """With a key. All that was sent is counted.
 
     A step that is sent again draws a short answer, which the worker has no use for either.
     """
     with two(keyed=True) as network:
-        job, counters = Endless(network, **ONE_WORKER), Counters(network)
-        with attackers(network) as (worker, server):
-            while min(worker.sent.values()) < count:
-                for attacker in (worker, server):
-                    attacker.record()
-                    attacker.send(_BATCH, forge=True)
+        counters = Counters(network)
+        with attacked(network, count, forge=True) as (worker, server):
             sent = {"h1": 2 * sum(worker.sent.values()), "h2": 2 * sum(server.sent.values())}
             of = {why: counters.of(why) for why in REFUSED}
-        assert sum(of["forged"].values()) >= len(ASKED) * count
-        assert of["replayed"]["h1"] and of["round"]["h1"]
-        drawn = {"h1": 0, "h2": of["duplicate"].get("h1", 0)}
-        for host, frames in sent.items():
-            refused = sum(of[why].get(host, 0) for why in REFUSED)
-            assert frames <= refused <= 1.02 * frames + drawn[host], (host, frames, of)
-        found = hashes(job)
-        same = quiet_hashes(network, max(found))
-    assert len(found) >= 3 and {round_: same[round_] for round_ in found} == found
+    assert sum(of["forged"].values()) >= len(ASKED) * count
+    assert of["replayed"]["h1"] and of["round"]["h1"]
+    drawn = {"h1": 0, "h2": of["duplicate"].get("h1", 0)}
+    for host, frames in sent.items():
+        refused = sum(of[why].get(host, 0) for why in REFUSED)
+        assert frames <= refused <= 1.02 * frames + drawn[host], (host, frames, of)
 
 
 @pytest.mark.short("2000")
@@ -262,14 +264,7 @@ def test_replayed_and_forged_frames_change_nothing(count: int) -> None:
 def test_replayed_frames_change_nothing_without_a_key(count: int) -> None:
     """A step is counted once, by its number; what is forged has an effect there, as any member's frame."""
     with two(keyed=False) as network:
-        job, counters = Endless(network, **ONE_WORKER), Counters(network)
-        with attackers(network) as (worker, server):
-            while min(worker.sent.values()) < count:
-                for attacker in (worker, server):
-                    attacker.record()
-                    attacker.send(_BATCH, forge=False)
+        counters = Counters(network)
+        with attacked(network, count, forge=False) as (worker, _):
             refused = sum(counters.of(why).get("h1", 0) for why in ("round", "duplicate"))
-        assert refused >= worker.sent[FrameType.PUSH]
-        found = hashes(job)
-        same = quiet_hashes(network, max(found))
-    assert len(found) >= 3 and {round_: same[round_] for round_ in found} == found
+    assert refused >= worker.sent[FrameType.PUSH]

@@ -16,7 +16,7 @@ from nicps.protocol.exchange.windows import Window
 from nicps.protocol.plan import ChannelPlan
 from tests.channelled import Members, phase_of
 from tests.ring_parts import START
-from tests.unit.test_stripes_exchanger import (
+from tests.striped_member import (
     FRAGMENTS,
     ROUND,
     TIMINGS,

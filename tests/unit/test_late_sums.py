@@ -7,8 +7,8 @@ import pytest
 
 from nicps import wire
 from nicps.protocol.signals import Late
+from tests.striped_member import FRAGMENTS, TIMINGS, Kernel, closed, member
 from tests.unit import test_switch_exchanger as switch
-from tests.unit.test_stripes_exchanger import FRAGMENTS, TIMINGS, Kernel, closed, member
 
 pytestmark = pytest.mark.unit
 

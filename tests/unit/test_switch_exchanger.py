@@ -20,9 +20,9 @@ from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.progress import Standstill
 from nicps.protocol.ring import Ring
 from nicps.protocol.signals import Lacking
+from tests import striped_member as stripes
 from tests.ring_parts import node_of
-from tests.unit import test_stripes_exchanger as stripes
-from tests.unit.test_stripes_exchanger import FRAGMENTS, ROUND, TIMINGS, VIEW, Kernel, closed, only
+from tests.striped_member import FRAGMENTS, ROUND, TIMINGS, VIEW, Kernel, closed, only
 
 pytestmark = pytest.mark.unit
 
