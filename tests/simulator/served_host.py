@@ -19,6 +19,8 @@ from nicps.protocol.serving import Serving, per_push
 from tests.simulator.host import Host
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
+from tests.simulator.served_contents import contents_of
+from tests.simulator.served_machine import ServedMachine
 from tests.simulator.served_program import ServedProgram, State
 from tests.simulator.servers import NOTHING, Part, ServedReceiver, ServersKernel, Token
 
@@ -51,7 +53,7 @@ class ServedHost(Host):
             self.lan.timings,
             lambda job: wire.Stage.WAITING,
         )
-        self.machine = _Machine(self)  # type: ignore[assignment]
+        self.machine = ServedMachine(self)  # type: ignore[assignment]
         self.process: ServedProgram | None = None  # type: ignore[assignment]
         self.memory = None
         self.phase: Phase | None = None  # that it is in, or getting ready for
@@ -376,29 +378,22 @@ class ServedHost(Host):
             for host in self.lan.hosts
             if not host.dead and host.node.view == self.node.view and host.trained == self.trained
         ]
-        pulled = self._parameters_of(beside) if self.servers.part is not None else None
+        pulled = self._served(beside) if self.servers.part is not None else None
         self.on_disk = self._state() or pulled or self.on_disk
 
     def _state(self) -> tuple[int, str] | None:
         """How many rounds are trained, and all parameters, where it has them."""
         if self.process is not None and self._works:
             return self.trained, repr([sorted(c) for c in self.process.state])
-        return self._parameters_of([self.servers])
+        return self._served([self.servers])
 
-    def _parameters_of(self, servers: Sequence[ServersKernel]) -> tuple[int, str] | None:
-        """What their parts come to, if they have all. A server pulls those of the others for each test."""
-        found: dict[int, list[tuple[Any, Any]]] = {}
-        for each in servers:
-            for index, home in each.part.homes.items() if each.part is not None else ():
-                due = home.due and home.tag & 0xFFFFFFFF <= each.settled
-                content = {**home.content, **home.sums} if due else home.content
-                found[index] = sorted(content.items())
+    def _served(self, servers: Sequence[ServersKernel]) -> tuple[int, str] | None:
+        """The same of what these servers hold, if they have all parts."""
+        found = contents_of(servers)
         if len(found) < self.lan.fragments:
             return None
-        each_has = per_push(self.lan.plan.width)
-        return self.trained, repr(
-            [part for _, part in sorted(found.items()) for _ in range(each_has)]
-        )
+        each = range(per_push(self.lan.plan.width))
+        return self.trained, repr([part for _, part in sorted(found.items()) for _ in each])
 
     def _enter_training(self, phase: Phase) -> None:
         serving, number = phase.serving, self.node.number
@@ -483,26 +478,3 @@ class ServedHost(Host):
     def program_tests(self, phase: Phase, state: State) -> None:
         """It tests what it has read last."""
         self.lan.checks.served.has_last(self, state)
-
-
-class _Machine:
-    """What the host asks of an agent's machine."""
-
-    def __init__(self, host: ServedHost) -> None:
-        self._host, self._node = host, host.node
-        self.on_frame, self.deadline = host.node.on_frame, host.node.deadline
-        self.list_came, self.sums_came = host.node.on_list, host.node.advance
-        self.kernel_saw = host.node.kernel_saw
-
-    def tick(self, now: float, waits: bool) -> list[Any]:
-        return self._node.tick(now)
-
-    def join(self, now: float) -> list[Any]:
-        self._node.join(now)
-        return []
-
-    def renew_view(self, now: float, *, key_is_spent: bool) -> list[Any]:
-        return self._node.renew(now, key_is_spent=key_is_spent)
-
-    def fragments_sent(self, now: float, action: Any, start: float = 0.0) -> list[Any]:
-        return self._node.sent(now, action)
