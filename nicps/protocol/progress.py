@@ -133,8 +133,8 @@ class Standstill:
         """Whether the network is at fault rather than a member: the exchange has never worked among all of these.
 
         It may need what the network does not do, as frames to one host only. An exchange that needs less takes its
-        place, and shows who is at fault if somebody is. Where none can, the job would end: the network is at fault only
-        if the exchange has never worked between any two hosts.
+        place, and shows which member is at fault, if one is. If the phase cannot have another exchange, blaming the
+        network ends the job. So there the network is blamed only if the exchange has never worked between two hosts.
 
         A host knows what has worked since its agent began, so members can differ. The lead replaces the exchange. Where
         it has not done so two verdicts after it should have, the others blame a member.
