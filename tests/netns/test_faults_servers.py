@@ -129,8 +129,9 @@ ONE_WORKER = {"servers": "h1", "sync_every": 16, "lane": "i16"}
 ASKED = (FrameType.PUSH, FrameType.PULL, FrameType.CONTRIBUTION)
 ANSWERED = (FrameType.HELD, FrameType.TAKEN)
 #: Reasons for frames without effect. A number that is not old is a duplicate where the frame was used before. A step
-#: that comes as its round is committed names a version that there is no more.
-REFUSED = ("replayed", "forged", "round", "duplicate", "malformed")
+#: that comes as its round is committed names a version that there is no more. A question that comes too early is
+#: `refused` with a short answer each time, and so is one that is recorded then.
+REFUSED = ("replayed", "forged", "round", "duplicate", "malformed", "refused")
 _ETHERTYPE = struct.pack(">H", wire.ETHERTYPE)
 _ALL = 3  # ETH_P_ALL: a bridge's port shows its frames to no other socket
 _HEADER, _PUSH = wire.Layout.of(wire.Header), wire.Layout.of(wire.Push)

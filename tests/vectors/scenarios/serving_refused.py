@@ -223,6 +223,10 @@ def replayed() -> Serving:
         header={"sequence": 1968},
         heard=False,
     )
+    early: Fields = {"sequence": 2001, "round": ROUND + 1}
+    wait = taken(version=0, reason=NOT_YET)
+    s.pull("a pull of the next round", "refused", header=early, answer=wait, heard=False)
+    s.again("that one again: it is refused again", "refused", answer=wait, heard=False)
     s.pull(
         "the other way out has numbers of its own",
         PULLED,
