@@ -16,6 +16,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -134,8 +135,7 @@ class Session:
         self._format = format = LaneFormat(
             lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
         )
-        if not (several or planned):
-            prepare(format, self.settings)
+        prepare(format if residual is None else replace(format, lanes=len(residual)), self.settings)
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
         left = Residual(format)

@@ -84,7 +84,7 @@ class TooLarge(JobFailed):
 
     def __init__(self, index: int, value: float, what: str) -> None:
         super().__init__(
-            f"{what} {value:.6g} at index {index}: servers take steps below 2**21, and parameters below 2**22"
+            f"{what} {value:.6g} at index {index}: servers take steps below 2**21, parameters below 2**22"
         )
         self.index, self.value = index, value
 

@@ -288,7 +288,8 @@ class Ring:
         session, training, share = self._session, self._training, self._share
         commit, own, loss = exchanged.commit, exchanged.own, step.loss
         training.unit = commit.unit
-        session.applied(commit, training.digest())
+        digest = training.digest()
+        session.applied(commit, digest)
         training.state = replace(
             training.state,
             loss=loss if loss is not None else training.state.loss,
@@ -315,7 +316,8 @@ class Ring:
                 "counted": {str(number): n for number, n in sorted(commit.counted.items())},
                 "clipped": share.clipped,
                 "saturated": session.saturated,
-                "weights_sha256": self._model.sha256(),
+                "weights_sha256": training.hash_weights(commit.round, last=not goes_on),
+                "digest": digest,
                 "seconds_compute": end - step.start - waited - network,
                 "seconds_wait": waited,
                 "seconds_network": network,

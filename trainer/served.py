@@ -365,7 +365,7 @@ class Served:
                     "own_samples": own.samples,
                     "counted": counted,
                     "clipped": self._share.clipped,
-                    "weights_sha256": self._model.sha256(),
+                    "weights_sha256": self._training.hash_weights(commit.round, last=not goes_on),
                     "seconds_compute": (own.offered - own.start) + self._ahead_s + (end - read),
                     "seconds_wait": committed - own.offered,
                     "seconds_network": read - committed - self._ahead_s,

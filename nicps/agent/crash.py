@@ -8,9 +8,8 @@ from pathlib import Path
 
 #: Before an error that the trainer itself reports (`trainer/__main__.py`).
 _REPORTS = "trainer: error: "
-_WITH_LOG = (
-    220  # characters of a reason and a path; the agent adds the host's name and more in front
-)
+_WITH_LOG = 300  # characters of a reason and a path; the agent adds the host's name and more
+_CUT = " ..."
 
 
 def reported_error(last_line: str) -> str:
@@ -43,7 +42,10 @@ def name_log(why: str, log: Path, most: int = _WITH_LOG) -> str:
     Args:
         most: characters of both. The default is for a reason that other hosts are told.
     """
-    return f"{why[: max(0, most - len(str(log)))]}; its log: {log}"
+    room = max(0, most - len(str(log)))
+    if len(why) > room:
+        why = why[: max(0, room - len(_CUT))] + _CUT
+    return f"{why}; its log: {log}"
 
 
 def signal_name(number: int) -> str:

@@ -148,8 +148,8 @@ def _served(agents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Weights:
-    """The weights that a host has recorded: a digest of its hash a round (rounds, 2), zeros for none; the last one
-    whole.
+    """What a host has recorded of its weights: of each round a digest of their hash, and one of its state's digest,
+    (2, rounds, 2), zeros for none; and the last hash whole.
     """
 
     digests: NDArray[np.uint64]
@@ -163,11 +163,11 @@ class _Weights:
         """
         if self.apart or other.apart:
             return False
-        here, there = self.digests.any(axis=1), other.digests.any(axis=1)
-        differ = (self.digests != other.digests).any(axis=1)
+        here, there = self.digests.any(axis=2), other.digests.any(axis=2)
+        differ = (self.digests != other.digests).any(axis=2)
         if (here & there & differ).any():
             return False
-        np.copyto(self.digests, other.digests, where=(there & ~here).reshape(-1, 1))
+        np.copyto(self.digests, other.digests, where=(there & ~here)[:, :, None])
         return True
 
 
@@ -175,22 +175,22 @@ def _weights(
     rows: Iterable[MetricsRow], last_round: int, differed: Collection[tuple[int, int]]
 ) -> _Weights:
     """The weights of a host, without rounds from the one in which it differed on, in views up to that one."""
-    digests = bytearray(_DIGEST_BYTES * (last_round + 1))
-    weights = _Weights(np.frombuffer(digests, np.uint64).reshape(-1, 2))
+    digests = np.zeros((2, last_round + 1, _DIGEST_BYTES // 8), np.uint64)
+    weights = _Weights(digests)
     for row in rows:
-        round_, text = row.round, row.weights_sha256
-        if not text:
+        round_, hash_ = row.round, row.weights_sha256
+        if not (hash_ or row.digest):
             continue
         if round_ > last_round:  # it went on without the others (`--go-on-alone`)
             weights.apart = True
             continue
         if any(round_ >= first and row.view <= view for first, view in differed):
             continue
-        at = _DIGEST_BYTES * round_
-        digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-        digests[at : at + _DIGEST_BYTES] = digest
+        for kind, text in enumerate((hash_, row.digest)):
+            digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+            digests[kind, round_] = np.frombuffer(digest, np.uint64) if text else 0
         if round_ >= weights.last_round:
-            weights.last_round, weights.last = round_, text
+            weights.last_round, weights.last = round_, hash_ or weights.last
     return weights
 
 

@@ -22,6 +22,7 @@ from nicps.session.absolute import (
     scale_of,
 )
 from nicps.session.lanes import F32, LEAST_EXPONENT, LaneFormat
+from nicps.session.loops import loops_for
 from nicps.session.sized import Outcome
 from nicps.wire import NOT_FINITE
 
@@ -32,6 +33,7 @@ FORMAT = LaneFormat(1 << 40, 32)
 PER_FRAGMENT = FORMAT.per_fragment
 _ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
 _LEAST_SQUARE = 2.0**-100
+_NOTHING = np.zeros(FORMAT.batch * PER_FRAGMENT, np.float32)  # a residual of a batch
 
 
 def fragments_of(numbers: int, width: int = 32) -> int:
@@ -61,6 +63,7 @@ class Floats:
 
     def __init__(self, vector: F32, out: F32, marred: BOOL) -> None:
         self._vector, self._out, self._marred = vector, out, marred
+        self._loops = loops_for(LaneFormat(len(vector), 32))
 
     @property
     def numbers(self) -> int:
@@ -74,6 +77,11 @@ class Floats:
     def write(self, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
         """As `Vector`."""
         here = self._vector[first * PER_FRAGMENT : (first + count) * PER_FRAGMENT]
+        rows, loops = slice(first, first + count), self._loops
+        if loops is not None and loops.quantise(
+            here, _NOTHING[: len(here)], lanes[rows], exponents[rows]
+        ):
+            return
         value = np.zeros((count, PER_FRAGMENT), np.float32)
         value.reshape(-1)[: len(here)] = here
         with np.errstate(over="ignore", invalid="ignore"):
@@ -81,14 +89,15 @@ class Floats:
         value[exponent == NOT_FINITE] = 0.0
         value *= scale_of(np.where(exponent == NOT_FINITE, 0, -exponent).astype(np.int32))
         np.rint(value, out=value)
-        lanes[first : first + count] = value.astype(np.int32)
-        exponents[first : first + count] = exponent
+        lanes[rows] = value.astype(np.int32)
+        exponents[rows] = exponent
 
     def settle(self, outcome: Outcome) -> None:
         """As `Vector`."""
         lanes, exponents, count = outcome.lanes, outcome.exponents, outcome.count
         self._marred[:count] = exponents[:count] == NOT_FINITE
         summer = AbsoluteSummer(FORMAT)
+        summer.loops = self._loops
         for first in range(0, count, FORMAT.batch):
             now = min(FORMAT.batch, count - first)
             summer.batch(lanes, exponents, first, now, self._out)

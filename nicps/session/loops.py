@@ -2,7 +2,8 @@
 """Compiled loops between float32 and lanes with absolute exponents: one pass over each fragment while it is in cache.
 
 `nicps.session.absolute` does the same with NumPy in several passes over each batch, and gets the same bits. That
-code is the reference. It converts vectors of less than `LEAST_NUMBERS`, and all vectors if numba cannot be used.
+code is the reference. It converts vectors as long as none has had `LEAST_NUMBERS`, and all of them if numba cannot be
+used.
 
 `loops_for` imports numba and compiles, in 1.4 s of processor time. `Session.ready` calls it before the other members
 wait for this one, so no round waits for it. numba keeps the code in a folder, and the next process needs 0.5 s: beside
@@ -38,11 +39,11 @@ _making = threading.Lock()
 
 
 def loops_for(format: LaneFormat) -> Loops | None:
-    """Those for vectors in this format; None: the vectors are short, or numba cannot be used."""
-    if format.lanes < LEAST_NUMBERS:
-        return None
+    """Those for vectors in this format; None: no vector of that width was long yet, or numba cannot be used."""
     with _making:
         if format.width not in _made:
+            if format.lanes < LEAST_NUMBERS:
+                return None
             try:
                 _made[format.width] = Loops(format.width)
             except Exception:  # whatever is wrong with numba here, NumPy does the same

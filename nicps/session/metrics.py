@@ -17,7 +17,15 @@ class MetricsRow:
     weights_sha256: Annotated[
         str,
         Field(
-            TEXT, "of the weights after it, which must be the same on all members; empty for a push"
+            TEXT,
+            "of the weights after it, which must be the same on all members; empty for a push, and where it was not"
+            " computed",
         ),
     ]
     view: Annotated[int, Field(whole(0), "the number of the list that was in force")] = 0
+    digest: Annotated[
+        str,
+        Field(
+            TEXT, "of this member's state after it (R19), which must be the same on all members, too"
+        ),
+    ] = ""

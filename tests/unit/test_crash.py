@@ -52,7 +52,9 @@ def test_the_last_words_are_its_own(tmp_path: Path) -> None:
 def test_what_other_hosts_are_told_is_cut() -> None:
     """What only this host's user reads is whole, such as an error of a job's preparation that says what to do."""
     log, why = Path("/runs/job/prepare.log"), "no " * 99 + "define branches(model)"
-    assert len(name_log(why, log)) < 240
+    told = name_log(why, log)
+    assert len(told) < 320 and told.endswith(f" ...; its log: {log}")
+    assert name_log("short", log) == f"short; its log: {log}"
     assert name_log(why, log, 600) == f"{why}; its log: {log}"
 
 

@@ -217,6 +217,15 @@ def test_one_round_that_differs(run: Run, other: dict[str, Any]) -> None:
     assert not run.result["weights_identical"]
 
 
+def test_states_are_compared_where_weights_were_not_hashed(run: Run) -> None:
+    """As with large models; whoever has no digest of its state is compared by the weights alone."""
+    run.rows("h2", *(row(k, digest=f"{k}") for k in range(2, LAST + 1)))
+    run.rows("h3", *(row(k, digest=f"{k}") | {"weights_sha256": ""} for k in (3, 4)), row(9))
+    assert run.result.items() >= {"weights_identical": True, "weights_sha256": sha256(9)}.items()
+    run.rows("h3", row(3, digest="other") | {"weights_sha256": ""}, row(9))
+    assert not run.result["weights_identical"]
+
+
 def test_two_that_differ_where_the_first_was_not_there(run: Run) -> None:
     run.rows("h1", *(row(k) for k in range(6, LAST + 1)))
     run.rows("h3", row(3, "other"), row(9))
@@ -299,7 +308,7 @@ def test_rows_are_not_kept(run: Run) -> None:
     tracemalloc.start()
     try:
         assert summarise(run.folder, HOSTS, rounds)["weights_identical"]
-        assert tracemalloc.get_traced_memory()[1] < 64 * rounds + (1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 128 * rounds + (1 << 20)
     finally:
         tracemalloc.stop()
 

@@ -157,6 +157,18 @@ def test_the_digest_shows_a_changed_bit(make: Make, what: str) -> None:
     assert one.digest() != other.digest()
 
 
+def test_a_large_models_weights_are_hashed_now_and_then(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = make()
+    own = training.model.sha256()
+    assert [training.hash_weights(k, last=False) for k in range(3)] == [own] * 3
+    monkeypatch.setattr("trainer.training._LARGE", len(training.model.vector))
+    hashed = [k for k in range(40) if training.hash_weights(k, last=False)]
+    assert hashed == [0, 16, 32]
+    assert training.hash_weights(7, last=True) == training.hash_weights(16, last=False) == own
+
+
 def test_the_file_can_be_read_with_numpy_alone(make: Make, tmp_path: Path) -> None:
     training = make("momentum")
     train(training, 0, 2)
