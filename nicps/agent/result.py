@@ -167,7 +167,7 @@ class _Weights:
         differ = (self.digests != other.digests).any(axis=2)
         if (here & there & differ).any():
             return False
-        np.copyto(self.digests, other.digests, where=(there & ~here)[:, :, None])
+        np.copyto(self.digests, other.digests, where=np.expand_dims(there & ~here, 2))
         return True
 
 

@@ -167,12 +167,10 @@ class Engine(ABC):
 
 @dataclass(frozen=True)
 class Nicps(Engine):
-    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key; `compiles`: training programs
-    compile the loops for long vectors, whatever the vectors' length."""
+    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key."""
 
     asked: str
     keyed: bool
-    compiles: bool = False
 
     @classmethod
     def of(cls, asked: str, lane: str, size: Size, *, keyed: bool = False) -> Nicps:
@@ -263,7 +261,6 @@ class Nicps(Engine):
             "quorum": 1.0,
             "exchange": self.asked,
             "feedback": False,
-            "compiles": self.compiles,
         }
         channel = agents[0].submit(folder, entry="nicps.bench.reduce_job", settings=settings)
         stack.callback(channel.close)

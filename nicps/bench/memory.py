@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,13 @@ from nicps.bench.arguments import host_count, names, need_memory, several, whole
 from nicps.bench.engines import Nicps, Running, Size
 from nicps.lab.agents import open_folder
 from nicps.rates import parse_rate
-from nicps.session.loops import LEAST_NUMBERS
 
 DESCRIPTION = """\
 Memory of a host whose network sums float32 vectors, each round's in the last and the next to last bank: the BPF maps
 of its agent, as the kernel accounts for them; the memory that agent and training program share; and what each of the
 two has for itself, less what it has with vectors of one number. The training program's own vectors are two, what it
-gives and the sum: 8 bytes a value of what `program` says. `loops` are the loops that numba compiles for long vectors of
-stripes and a Linux switch: a constant of each training program, which is not in `program` and not in the sum. Figures
-are means over the hosts. Of a Linux switch that adds (exchange `switch`) they are the BPF maps of the box, and the
-memory of its process."""
+gives and the sum: 8 bytes a value of what `program` says. Figures are means over the hosts. Of a Linux switch that adds
+(exchange `switch`) they are the BPF maps of the box, and the memory of its process."""
 _ROUNDS = 4  # both banks are used, and every page of the residual
 _READY_S = 120.0
 _RATE = "1gbit"
@@ -70,7 +67,6 @@ class Measured:
     program: int
     agent: int
     bytes_a_value: float
-    loops: int
     switch_maps: int
     switch_process: int
 
@@ -94,15 +90,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     found: list[Measured] = []
-    empty: dict[tuple[str, str, bool], Held] = {}
+    empty: dict[str, Held] = {}
     with open_folder("nicps-bench-") as folder:
         numbers = itertools.count(1)
 
-        def measure(
-            exchange: str, lane: str, hosts: int, params: int, *, compiles: bool = False
-        ) -> Held:
+        def measure(exchange: str, lane: str, hosts: int, params: int) -> Held:
             engine = Nicps.of(exchange, lane, Size(hosts, params, parse_rate(_RATE)))
-            engine = replace(engine, compiles=compiles)
             need_memory(engine.memory, f"--params {params:,}")
             number = next(numbers)
             lab = f"bench-{os.getpid()}-{number}"
@@ -110,28 +103,23 @@ def run(args: argparse.Namespace) -> int:
                 return _hold(running, hosts)
 
         for hosts, lane, exchange in itertools.product(args.hosts, args.lane, args.exchange):
-            compiles = exchange != EXCHANGES[0] and args.params >= LEAST_NUMBERS
-            plain, process = (exchange, "", False), (exchange, lane, True)
-            for key in (plain, process) if compiles else (plain,):
-                if key not in empty:
-                    empty[key] = measure(exchange, lane, 2, 1, compiles=key == process)
-            base = empty[process if compiles else plain]
-            held = measure(exchange, lane, hosts, args.params).less(base)
-            loops = round(base.less(empty[plain]).program)
-            found.append(_row(exchange, lane, hosts, args.params, held, loops))
+            if exchange not in empty:
+                empty[exchange] = measure(exchange, lane, 2, 1)
+            held = measure(exchange, lane, hosts, args.params).less(empty[exchange])
+            found.append(_row(exchange, lane, hosts, args.params, held))
             _show(found[-1])
     if args.json:
         print(orjson.dumps({"results": [asdict(each) for each in found]}).decode())
     return 0
 
 
-def _row(exchange: str, lane: str, hosts: int, params: int, held: Held, loops: int) -> Measured:
+def _row(exchange: str, lane: str, hosts: int, params: int, held: Held) -> Measured:
     parts = (held.maps, held.shared, held.program, held.agent)
     maps, shared, program, agent = (round(part) for part in parts)
     each = round(held.total / params, 2)
     switch = round(held.switch_maps), round(held.switch_process)
     of = exchange, lane, hosts, params
-    return Measured(*of, maps, shared, program, agent, each, loops, *switch)
+    return Measured(*of, maps, shared, program, agent, each, *switch)
 
 
 def _hold(running: Running, hosts: int) -> Held:
@@ -198,10 +186,10 @@ def _listed(folder: Path) -> Iterable[Path]:
 def _show(row: Measured) -> None:
     parts = (row.maps, row.shared, row.program, row.agent)
     maps, shared, program, agent = (f"{part / 1e6:6.1f}" for part in parts)
-    more = f"; loops {row.loops / 1e6:.1f} MB" if row.loops else ""
+    more = ""
     if row.switch_maps:
         box = row.switch_maps / 1e6, row.switch_process / 1e6
-        more += f"; switch: maps {box[0]:.1f} MB  process {box[1]:.1f}"
+        more = f"; switch: maps {box[0]:.1f} MB  process {box[1]:.1f}"
     print(
         f"{row.hosts} hosts  {row.exchange:<9} {row.lane:<3}  maps {maps} MB  shared {shared}  program {program}  "
         f"agent {agent}  all {sum(parts) / 1e6:6.1f} MB, {row.bytes_a_value} bytes a value{more}",

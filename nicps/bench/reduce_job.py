@@ -17,8 +17,6 @@ from nicps.bench.barrier import BarrierClient
 from nicps.bench.program import leave_record
 from nicps.client import Session
 from nicps.errors import JobFailed
-from nicps.session.lanes import LaneFormat
-from nicps.session.loops import LEAST_NUMBERS, loops_for
 
 
 def run(workdir: Path) -> None:
@@ -29,8 +27,6 @@ def run(workdir: Path) -> None:
     vector = workload.tensor(session.number, params)
     out = np.zeros(params, np.float32)
     barrier = BarrierClient(str(settings["barrier"]))
-    if settings["compiles"]:
-        loops_for(LaneFormat(LEAST_NUMBERS, int(str(settings["lane"]).removeprefix("i"))))
     session.ready(params, "allreduce")
     said: dict[str, object] = {}
     while (phase := session.next_phase()).kind == "train":

@@ -26,6 +26,7 @@ class MetricsRow:
     digest: Annotated[
         str,
         Field(
-            TEXT, "of this member's state after it (R19), which must be the same on all members, too"
+            TEXT,
+            "of this member's state after it (R19), which must be the same on all members, too",
         ),
     ] = ""

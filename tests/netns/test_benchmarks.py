@@ -101,13 +101,12 @@ def test_memory_is_what_the_formula_says(checkout: Path) -> None:
     assert stripes["maps"] == pytest.approx(due, rel=0.02)
     assert switch["maps"] == pytest.approx(2 * (1448 + 1472) * fragments, rel=0.02)
     assert stripes["shared"] == switch["shared"] == 0
-    # The residual, two of them in broadcast, and two vectors; and what a batch needs.
+    # The residual, two of them in broadcast, and two vectors; and what a batch and the compiled loops need.
     for row, each in ((broadcast, 16), (stripes, 12), (switch, 12)):
         assert each * params - 1e6 <= row["program"] < each * params + 4e6
     assert switch["switch_maps"] == pytest.approx(2 * (48 + 1440 + 11520) * fragments, rel=0.02)
     assert switch["switch_process"] < 4e6
-    assert broadcast["switch_maps"] == stripes["switch_maps"] == broadcast["loops"] == 0
-    assert stripes["loops"] < 100e6  # numba's
+    assert broadcast["switch_maps"] == stripes["switch_maps"] == 0
 
 
 @pytest.mark.long

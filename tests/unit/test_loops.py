@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled loops have NumPy's bits for every number there is, and are imported only where they gain something."""
+"""The compiled loops have NumPy's bits for every number there is, and are made only where they gain something."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ def test_a_vector_that_is_no_float32_is_converted_by_numpy() -> None:
     assert pair.records[0]["exponent"].all()
 
 
-# ---- where numba is imported
+# ---- where the loops are made
 
 
 def run(code: str, **options: Any) -> list[str]:
@@ -227,36 +228,57 @@ def asks_for(numbers: int) -> str:
     return f"print(type(loops.loops_for(LaneFormat({numbers}, 16))).__name__, 'numba' in sys.modules)\n"
 
 
-def test_only_a_large_vector_imports_numba() -> None:
+def elsewhere(folder: Path) -> dict[str, str]:
+    """The environment of a process that keeps code in this folder, or nowhere if it cannot be made."""
+    kept = {"HOME": str(folder), "PYTHONPYCACHEPREFIX": str(folder)}
+    return {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))} | kept
+
+
+def test_only_a_large_vector_has_loops_and_numba_stays_outside() -> None:
     code = "import nicps.client, nicps.collective\n" + asks_for(LEAST_NUMBERS - 1)
-    assert run(code + asks_for(LEAST_NUMBERS)) == ["NoneType", "False", "Loops", "True"]
+    assert run(code + asks_for(LEAST_NUMBERS)) == ["NoneType", "False", "Loops", "False"]
+
+
+@pytest.mark.parametrize("processes", ["that compiles", "after one that has compiled"])
+def test_loops_take_next_to_no_memory(tmp_path: Path, processes: str) -> None:
+    """numba has taken 47 MB."""
+    code = (
+        "import os, nicps.client; from nicps.bench.memory import anonymous_bytes\n"
+        "before = anonymous_bytes(os.getpid())\n"
+        f"assert loops.loops_for(LaneFormat({LEAST_NUMBERS}, 8))\n"
+        "print(anonymous_bytes(os.getpid()) - before)\n"
+    )
+    taken = run(code, env=elsewhere(tmp_path))
+    if processes != "that compiles":
+        kept = list(tmp_path.rglob("loops8.bin"))
+        assert len(kept) == 1
+        taken = run(code, env=elsewhere(tmp_path))
+    assert int(taken[0]) < 1.5e6
 
 
 def test_without_numba_numpy_converts() -> None:
     assert run("sys.modules['numba'] = None\n" + asks_for(LEAST_NUMBERS))[0] == "NoneType"
 
 
-def test_with_a_numba_that_does_not_work_numpy_converts() -> None:
-    code = "import numba; numba.cfunc = None\n" + asks_for(LEAST_NUMBERS)
-    assert run(code) == ["NoneType", "True"]
+def test_with_a_numba_that_does_not_work_numpy_converts(tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('no such symbol')\n")
+    path = {"PYTHONPATH": str(tmp_path)}
+    assert run(asks_for(LEAST_NUMBERS), env=os.environ | path) == ["NoneType", "False"]
 
 
 def test_a_user_without_a_home_compiles_and_is_told_nothing() -> None:
     """As the training user of an agent: neither nicps nor a home can be written to."""
     nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))}
-    found = run(asks_for(LEAST_NUMBERS), env=environment | {"HOME": "/nonexistent"}, **nobody)
-    assert found == ["Loops", "True"]
+    found = run(asks_for(LEAST_NUMBERS), env=elsewhere(Path("/nonexistent")), **nobody)
+    assert found == ["Loops", "False"]
 
 
 def test_a_job_that_has_no_stripes_compiles_nothing() -> None:
     code = "from nicps.session.reducers import prepare\n"
     others = {"exchange": "broadcast"}, {"exchange": "switch"}, {"system": "S"}, {"rank": 2}
     for settings_ in (*others, {}):
-        code += (
-            f"prepare(LaneFormat({LEAST_NUMBERS}, 8), {settings_}); print('numba' in sys.modules)\n"
-        )
-    assert run(code) == [*["False"] * len(others), "True"]
+        code += f"prepare(LaneFormat({LEAST_NUMBERS}, 8), {settings_}); print(list(loops._made))\n"
+    assert run(code) == [*["[]"] * len(others), "[8]"]
 
 
 def test_all_is_compiled_before_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
