@@ -69,7 +69,7 @@ class ServedLan(Lan):
         if apart.random() < 0.3:
             self.every = 1
             self.sets = apart.randint(1, pulled_fragments(self.fragments, width))
-        apart = random.Random(f"channels {seed}")
+        apart = random.Random(f"bulk {seed}")
         self.channels = apart.choice((0, 0, 1, 2, 3, 8))
         self._late_s = apart.choice((0.0, 1e-4, 2e-3)) if self.channels > 1 else 0.0
         self.checks.served = ServedChecks(self.checks)

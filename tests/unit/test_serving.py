@@ -145,3 +145,13 @@ def test_what_a_job_cannot_name_as_its_exchange(name: str) -> None:
     said = f"the job's exchange is {name}, and it must be auto, broadcast, stripes or switch"
     with pytest.raises(JobFailed, match=said):
         Plan.choose({"exchange": name}, Exchange.BROADCAST)
+
+
+@pytest.mark.parametrize(("priorities", "channels"), [(None, 0), (1, 1), (3, 3)])
+def test_priorities_are_channels_of_servers_and_no_plan_of_a_step(
+    priorities: int | None, channels: int
+) -> None:
+    settings = {"batch": 8, "system": "S", "priorities": priorities}
+    plan = Plan.of("job", settings, Exchange.SERVERS)
+    assert (plan.channels, plan.planned, plan.sized) == (channels, False, False)
+    assert Plan.of("job", {**settings, "system": "R"}, Exchange.STRIPES).channels == 0
