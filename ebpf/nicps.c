@@ -220,20 +220,6 @@ int nicps_xdp(struct xdp_md *ctx)
 	return nicps_tag_out(ctx, verdict, NICPS_PRIORITY_CONTROL, config);
 }
 
-/* That of the frame's channel. */
-static __always_inline u32 nicps_priority(struct xdp_md *ctx)
-{
-	struct nicps_cursor cursor = nicps_cursor_of(ctx);
-	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
-	const struct nicps_header *header = nicps_take_header(&cursor);
-	const struct nicps_channel *channel;
-
-	if (!ethernet || !header)
-		return 0;
-	channel = nicps_channel(nicps_bounded(header->flags) >> NICPS_CHANNEL_SHIFT);
-	return channel ? channel->priority : 0;
-}
-
 int nicps_stripes(struct xdp_md *ctx)
 {
 	struct nicps_cursor cursor = nicps_cursor_of(ctx);

@@ -49,11 +49,12 @@ int nicps_servers(struct xdp_md *ctx)
 	struct nicps_cursor cursor = nicps_cursor_of(ctx);
 	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
 	const struct nicps_config *config = nicps_config();
+	int verdict;
 
 	if (!ethernet || !config)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	return nicps_tag_out(ctx, nicps_served(ctx, &cursor, ethernet, config), 0,
-			     config);
+	verdict = nicps_served(ctx, &cursor, ethernet, config);
+	return nicps_tag_out(ctx, verdict, nicps_priority(ctx), config);
 }
 
 /* On no interface: the agent of a host that serves and trains runs it. */

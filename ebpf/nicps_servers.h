@@ -64,7 +64,7 @@ nicps_serve_frame(struct nicps_cursor *cursor, const struct ethhdr *ethernet,
 		  const struct nicps_member *member, const struct nicps_config *config)
 {
 	struct nicps_push *body = nicps_take_push(cursor);
-	struct nicps_window *window = nicps_window(0, sender->number);
+	struct nicps_window *window = nicps_window(sender->channel, sender->number);
 	u32 shift = (2 - nicps_parts_of(config)) & 3;
 	void *payload;
 	int reason;

@@ -104,6 +104,20 @@ static __always_inline bool nicps_untag(struct xdp_md *ctx)
 	return true;
 }
 
+/* In the tag of a frame of stripes or servers: that of its channel. */
+static __always_inline u32 nicps_priority(struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
+	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
+	const struct nicps_header *header = nicps_take_header(&cursor);
+	const struct nicps_channel *channel;
+
+	if (!ethernet || !header)
+		return 0;
+	channel = nicps_channel(nicps_bounded(header->flags) >> NICPS_CHANNEL_SHIFT);
+	return channel ? channel->priority : 0;
+}
+
 /* Put a tag before a frame that goes out, if this host does so. Without head room it goes out without. */
 static __always_inline int nicps_tag_out(struct xdp_md *ctx, int verdict, u32 priority,
 					 const struct nicps_config *config)

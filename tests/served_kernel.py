@@ -10,6 +10,7 @@ from nicps.exchange import Exchange
 from nicps.protocol import Member, Phase, View
 from nicps.protocol.actions import SendServed
 from nicps.protocol.serving import Serving
+from tests.simulator.kernel import in_ranges
 
 VIEW_NUMBER, ROUND, FRAGMENTS = 3, 7, 300
 MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3, 4))
@@ -64,7 +65,7 @@ class ServedKernel:
 
     def _missing(self, number: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
         have = self.here if number == self.number else set()
-        return [(index, 1) for index in range(first, end) if index not in have][:limit]
+        return in_ranges((index for index in range(first, end) if index not in have), limit)
 
     acknowledged_to = pulled_to = _reached
     missing_acknowledgements = missing_parameters = _missing

@@ -108,9 +108,9 @@ def check_end(model: ServersModel, end: Mapping[str, Any]) -> None:
         e["server"]: (e["number"] << 32 | e["staleness"], e["round"] << 32 | e["version"])
         for e in end["answered"]
     }
-    assert {
-        k: (w.highest, w.answers) for k, w in model.windows.items() if w.highest or w.answers
-    } == {e["sender"]: (e["highest"], e["answers"]) for e in end["windows"]}
+    assert model.believed == {
+        (e["channel"], e["sender"]): (e["highest"], e["answers"]) for e in end["windows"]
+    }
 
 
 def stored(entries: Iterable[Mapping[str, Any]]) -> dict[int, Stored]:

@@ -54,8 +54,8 @@ class ServersModel:
     taken: dict[int, int] = field(default_factory=dict)
     counts: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     answered: dict[int, tuple[int, int]] = field(default_factory=dict)  # by server, both words
-    windows: dict[int, Window] = field(default_factory=dict)
-    pulls: dict[tuple[int, bool], Window] = field(default_factory=dict)
+    windows: dict[int, dict[int, Window]] = field(default_factory=dict)  # by channel and sender
+    pulls: dict[tuple[int, int, bool], Window] = field(default_factory=dict)
     version: tuple[int, int] = (0, 0)  # round, pushes
     full: int = 0
     announced: list[int] = field(default_factory=lambda: [0, 0])
@@ -74,6 +74,16 @@ class ServersModel:
             return range(0)
         n, rank = len(self.servers), self.servers.index(number)
         return range(self.fragments * rank // n, self.fragments * (rank + 1) // n)
+
+    @property
+    def believed(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """By channel and sender the highest numbers: of its own frames, and of its answers."""
+        return {
+            (channel, sender): (window.highest, window.answers)
+            for channel, windows in self.windows.items()
+            for sender, window in windows.items()
+            if window.highest or window.answers
+        }
 
     def whole(self, round_: int) -> int:
         """Pushes of that round that are whole here."""
@@ -97,7 +107,8 @@ class ServersModel:
             return Outcome(DROP, ("mode",))
         if frame[:6] != MACS[self.number - 1]:
             return Outcome(DROP, ("astray",))
-        if reason := doubt(self.windows, self.key, ours, header):
+        windows = self.windows.setdefault(wire.channel_of(header.flags), {})
+        if reason := doubt(windows, self.key, ours, header):
             return Outcome(DROP, (reason,))
         kind = header.type
         cls = wire.Contribution if kind == FrameType.CONTRIBUTION else wire.Push
@@ -231,7 +242,7 @@ class ServersModel:
             return _drop("malformed")
         if body.index >= self.room:
             return _drop("range")
-        way = header.sender, bool(header.flags & Flag.ANSWER)
+        way = wire.channel_of(header.flags), header.sender, bool(header.flags & Flag.ANSWER)
         if self.key and not self.pulls.setdefault(way, Window()).answers_to(header.sequence):
             return _drop("replayed")
         index, piece = divmod(body.index, pieces(self.width))

@@ -143,7 +143,8 @@ class Scene:
             view=model.view + (odd and rng.random() < 0.2),
             round=model.rounds[0] + (int(rng.integers(-1, 3)) if odd else 0),
             sender=sender,
-            flags=Flag.ANSWER if answers or rng.random() < 0.1 else 0,
+            flags=(Flag.ANSWER if answers or rng.random() < 0.1 else 0)
+            | wire.channel_flags(int(rng.choice([0, 0, 0, 7]))),
             sequence=self.sequence[sender] if self.key else 0,
         )
         asker = self.number if answers else sender

@@ -241,7 +241,7 @@ def needed_first(job: Job, samples: Mapping[str, Any]) -> list[str]:
     Raises:
         JobError: the job's functions fail.
     """
-    planned = job.settings.priorities is not None
+    planned = job.settings.priorities is not None and not job.settings.served
     if not (planned or job.settings.served):
         return []
     from nicps.torch.need import order_of_need

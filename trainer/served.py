@@ -74,6 +74,8 @@ class Served:
         self._session, self._training, self._model = session, training, training.model
         self._share, self._journal, self._decisions = share, journal, decisions
         self._settings, self._clock = training.job.settings, clock
+        channels = self._settings.priorities
+        self._channels = {"channels": channels} if channels else {}  # in each row
         self._phase = Phase("none", 0, 0, ())
         self._worked = training.state.round  # shares so far: where this worker is in the data
         self._fresh = True  # the weights are those that were handed out, or another member's
@@ -227,6 +229,7 @@ class Served:
                 "t_offer": offered,
                 "t_commit": pushed,
                 "t_end": end,
+                **self._channels,
             }
         )
         return pulled
@@ -373,6 +376,7 @@ class Served:
                     "t_offer": own.offered,
                     "t_commit": committed,
                     "t_end": end,
+                    **self._channels,
                 },
                 step=bool(own.steps),
             )

@@ -40,7 +40,8 @@ class Settings:
     bucket_mb: gradients go out in buckets of so many MB (of float32), each as backward has made it. `quorum` is 1 then,
         and the exchange is stripes. None: in one, once backward has ended.
     priorities: the plan of a step has at most so many channels, 1 to 8, each with its own rounds and urgency; the
-        exchange is stripes. None: no plan. With it `bucket_mb` is the room of all channels together.
+        exchange is stripes. None: no plan. With it `bucket_mb` is the room of all channels together. With servers the
+        parameters are dealt out to so many channels: pushes go in the order of backward, pulls in that of forward.
     priority_scope: how far priorities reach: "queue", rounds of a plan come one after the other; "order", each channel
         has a round open.
     priority_cuts: with how many parameters before it, in the order in which the forward pass needs them, a less urgent
@@ -337,6 +338,8 @@ def _check_priorities(settings: Settings) -> None:
         few,
         f"{EQUAL}, or fewer numbers than priorities ({settings.priorities}), separated by commas",
     )
+    if settings.served:  # a step is whole before it goes out
+        return
     stripes = settings.exchange in ("auto", "stripes")
     _demand(settings, "exchange", stripes, f"auto or stripes, {of}")
     _demand(settings, "save_gradients", not settings.save_gradients, f"false, {of}")
@@ -361,8 +364,12 @@ def _check_served(settings: Settings) -> None:
     if settings.packed:
         _demand(settings, "servers_train", not settings.servers_train, f"false, {of}")
     _demand(settings, "exchange", settings.exchange == "auto", f"auto, {of}")
-    for key in ("rank", "bucket_mb", "priorities"):
+    for key in ("rank", "bucket_mb"):
         _demand(settings, key, getattr(settings, key) is None, f"none, {of}")
+    if settings.priorities is not None:
+        _demand(settings, "priority_scope", settings.priority_scope == "order", f"order, {of}")
+        equal = settings.priority_cuts in (None, EQUAL)
+        _demand(settings, "priority_cuts", equal, f"none or {EQUAL}, {of}")
     _demand(settings, "save_gradients", not settings.save_gradients, f"false, {of}")
     # A server would keep its part of the data, and nobody would train on it.
     _demand(settings, "redeal", settings.redeal, f"true, {of}")

@@ -61,7 +61,7 @@ class Training:
         if (size := job.settings.bucket_mb) is not None and job.settings.priorities is None:
             self.buckets = Buckets(model.layout, size, job.settings.lane)
         self.parts: Parts | None = None
-        if (channels := job.settings.priorities) is not None:
+        if (channels := job.settings.priorities) is not None and not job.settings.served:
             of = channels, job.settings.lane, job.settings.bucket_mb, job.settings.cuts
             self.parts = Parts(model.layout, *of)
         self.state = State()

@@ -57,6 +57,11 @@ class _Bulk:
     started: float = 0.0
 
     @property
+    def down(self) -> bool:
+        """Of each range the last fragment goes first."""
+        return isinstance(self.action, SendServed) and self.action.down
+
+    @property
     def asks(self) -> bool:
         """They are questions, which hold nothing of this host's."""
         action = self.action
@@ -170,9 +175,15 @@ class Sender:
         line.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def served_of(self, action: SendServed, phase: Phase, source: Source) -> None:
-        """Queue (part of) a step, or questions for parameters."""
-        template = self._served.template(self._header(0, action.round), action, phase)
-        self.lines.first.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
+        """Queue (part of) a step, or questions for parameters. A channel's number is its urgency.
+
+        Raises:
+            OSError: it is the first of its channel, and there is no room for a ring.
+        """
+        header = self._header(wire.channel_flags(action.channel), action.round)
+        template = self._served.template(header, action, phase)
+        line = self.lines.of(action.channel, urgency=action.channel)
+        line.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def drop_fragments(self) -> list[SendFragments]:
         """Remove contributions from the queue, or the parts that have not been sent; return them."""
@@ -258,8 +269,8 @@ class Sender:
             if line.fragments >= before + _TURN:
                 self.more = True
                 return False
-            first, count = bulk.ranges[0]
-            count = min(count, available - first, BATCH)
+            first, left = bulk.ranges[0]
+            count = min(left, available - first, BATCH)
             if count <= 0:
                 tx.flush()
                 self.waits = True
@@ -279,7 +290,7 @@ class Sender:
                     line.refused = tx.unsent() > 0
                     return False
                 continue
-            taken = self._push(bulk, tx, first, count)
+            taken = self._push(bulk, tx, first + left - count if bulk.down else first, count)
             tx.flush()
             absolute = isinstance(bulk.action, SendServed) or bulk.action.striped is not None
             if not bulk.action.repair and (first == 0 or absolute):
@@ -287,9 +298,8 @@ class Sender:
             line.fragments += taken
             self.fragments += taken
             self.again += taken if bulk.action.repair and not bulk.asks else 0
-            left = bulk.ranges[0][1] - taken
-            if left:
-                bulk.ranges[0] = (first + taken, left)
+            if taken < left:
+                bulk.ranges[0] = (first if bulk.down else first + taken, left - taken)
             else:
                 bulk.ranges.popleft()
         tx.flush()
@@ -308,6 +318,8 @@ class Sender:
         payload, scale = bulk.source.payload(bulk.action.round, first, count)
         sequence = self._take_sequence(count)
         if isinstance(bulk.action, SendServed):
+            if bulk.down:  # a step's fragments: each has an exponent of its own
+                payload, scale = payload[::-1], np.asarray(scale)[::-1]
             addressed = self._served.fill(bulk.action, bulk.template, first, count, scale, sequence)
             return tx.push(addressed[0], payload, addressed[1])
         if bulk.action.striped is not None:

@@ -138,18 +138,23 @@ class ServedFrames:
     ) -> tuple[U8, U8]:
         """Headers, uint8 (count, 56), and where the frames go, uint8 (6,).
 
+        Args:
+            exponents: in the order of the frames, as all that is returned: from the last fragment to the first one, if
+                the action says so.
+
         Raises:
             JobFailed: an exponent is too large for parameters. No kernel takes that: it would be sent again for ever.
         """
         rows = self._rows[:count]
         rows[:] = template
         records = rows.view(self._dtypes[action.type]).reshape(count)
-        records["index"] = np.arange(first, first + count, dtype=np.uint32)
+        index = np.arange(first, first + count, dtype=np.uint32)
+        records["index"] = index[::-1] if action.down else index
         records["sequence"] = np.arange(sequence, sequence + count, dtype=np.uint32)
         if action.type is not FrameType.PULL:
             x = records["exponent"]
             x[:] = np.asarray(exponents, np.uint8).view(
                 np.int8
             )  # a copy: the program can still write to its own
-            check_exponents(first, x, int(records["width"][0]))
+            check_exponents(first, x[::-1] if action.down else x, int(records["width"][0]))
         return rows, np.frombuffer(self._members()[action.to - 1].mac, np.uint8)

@@ -129,6 +129,7 @@ class ServedRoom:
                 0,
             )  # none, until the new words are written
             servers.begin_phase(begins.forget, begins.room, staleness=begins.staleness)
+            self._dataplane.maps.stripes.areas.rank_channels()
             if not begins.serves:
                 self._part = None  # of an earlier phase
         if round_ != config["round"]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nicps.dataplane import bpf
+from nicps.dataplane import bpf, tags
 from nicps.dataplane.inner import Records
 from nicps.layout import layout
 
@@ -98,6 +98,10 @@ class Areas:
             0  # no frame may be taken with the size of one area and the place of another
         )
         self.words[first], self.words[size] = table
+
+    def rank_channels(self) -> None:
+        """Where servers hold the parameters a channel's number is its urgency."""
+        self.words["priority"] = [tags.of_urgency(channel) for channel in range(self.most)]
 
     def close_rounds(self) -> None:
         """Take no frames of stripes until rounds are open again."""

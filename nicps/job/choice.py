@@ -148,7 +148,7 @@ class Choice:
             text = "system=B: one worker trains, which has no partner: the servers send it all parameters"
             told.append(PublishEvent("warning", {"message": text}))
         self._servers, self._lonely = servers, lonely
-        return Serving(servers, plan.every, plan.staleness, plan.sets), told
+        return Serving(servers, plan.every, plan.staleness, plan.sets, plan.channels), told
 
     def improves(self, phase: Phase, fragments: int) -> bool:
         """Whether a switch has become ready that could take over: also one that was given up, once it has been started

@@ -48,7 +48,6 @@ from nicps.job.program import Program
 from nicps.job.programs import Programs
 from nicps.job.script import is_script
 from nicps.job.served import ServedMemory
-from nicps.job.serving import is_served
 from nicps.job.slow_work import Settle, Stored
 from nicps.job.steps import Steps
 from nicps.job.tasks import Tasks
@@ -57,7 +56,7 @@ from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFrag
 from nicps.protocol.plan import ChannelPlan
 from nicps.session import shared_form as says
 from nicps.session.served_form import Pull, Step
-from nicps.session.shared_form import has_steps, is_planned
+from nicps.session.shared_form import has_steps, is_planned, is_served
 
 
 class Part:

@@ -12,14 +12,14 @@ from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.script import is_script
-from nicps.job.serving import SYNC_EVERY, Asked, is_served, second_begins
+from nicps.job.serving import SYNC_EVERY, Asked, second_begins
 from nicps.job.under_way import UnderWay
 from nicps.protocol.phase import Phase, equal_shares
 from nicps.protocol.plan import ChannelPlan, fits
 from nicps.protocol.serving import Serving
 from nicps.protocol.view import View
 from nicps.session import shared_form as says
-from nicps.session.shared_form import has_steps, is_planned
+from nicps.session.shared_form import has_steps, is_planned, is_served
 
 MOST_FRAGMENTS = 1 << 26  # of a round, as `Phase.check` has it
 #: Key of a member's answer to a training phase with stripes: the reason why its kernel takes none.
@@ -78,6 +78,7 @@ class Plan:
     every: int = 0
     staleness: bool = True
     sets: int = 0
+    channels: int = 0
     planned: bool = False
     asked: str = "auto"
 
@@ -121,6 +122,7 @@ class Plan:
             every=SYNC_EVERY if (every := settings.get("sync_every")) is None else int(every),
             staleness=bool(settings.get("staleness", True)),
             sets=second_begins(settings, sets),
+            channels=int(settings.get("priorities") or 0) if servers is not None else 0,
             planned=planned,
             asked=asked,
         )

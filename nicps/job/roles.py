@@ -27,13 +27,13 @@ from nicps.job.part import Part
 from nicps.job.plan import WINDOW_FRAGMENTS, Found, Plan
 from nicps.job.publisher import Publisher, exit_code, run_hook
 from nicps.job.script import LaunchScript
-from nicps.job.serving import is_served
 from nicps.job.slow_work import DrawReport, MakeResult
 from nicps.job.submission import Submission
 from nicps.job.tasks import Tasks
 from nicps.job.text import is_run_name, one_line
 from nicps.protocol import Evicted, Group, Node, Phase, Timings
 from nicps.session.events import Warned
+from nicps.session.shared_form import is_served
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,6 @@ from nicps.session.served_form import Serves
 SYNC_EVERY = 64  # pushes from one synchronisation to the next (T of S4): the default of the setting `sync_every`
 
 
-def is_served(settings: Mapping[str, Any]) -> bool:
-    """Whether a job with these settings has parameter servers."""
-    return str(settings.get("system", "R")) != "R"
-
-
 def second_begins(settings: Mapping[str, Any], sets: Sequence[int]) -> int:
     """The first fragment of set 2 of a job whose workers have partners; otherwise 0.
 

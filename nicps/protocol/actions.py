@@ -49,7 +49,8 @@ class SendServed:
     """Send fragments of this worker's step, or questions for parameters, to one host (docs/servers.md).
 
     `ranges` are (first, count): push fragments, of a PULL fragments of parameters. A PUSH names the least `version` of
-    what was pulled from that server; a CONTRIBUTION the list, `members`. `repair`: all of it was sent before.
+    what was pulled from that server; a CONTRIBUTION the list, `members`. `repair`: all of it was sent before. `down`:
+    of each range the last fragment leaves first. `channel`: of the frames.
     """
 
     view: int
@@ -61,6 +62,8 @@ class SendServed:
     version: int = 0
     members: int = 0
     repair: bool = False
+    channel: int = 0
+    down: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,12 @@ def has_steps(settings: Mapping[str, Any]) -> bool:
 
 def is_planned(settings: Mapping[str, Any]) -> bool:
     """Whether a job's training steps take the rounds of a plan, on several channels (docs/channels.md)."""
-    return bool(settings.get("priorities"))
+    return bool(settings.get("priorities")) and not is_served(settings)
+
+
+def is_served(settings: Mapping[str, Any]) -> bool:
+    """Whether a job with these settings has parameter servers."""
+    return str(settings.get("system", "R")) != "R"
 
 
 @dataclass(frozen=True, slots=True)

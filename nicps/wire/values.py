@@ -119,6 +119,7 @@ class FrameType(IntEnum):
 #: Types whose frames belong to a channel. Of other types the bits of the channel are 0, and nobody reads them.
 CHANNELLED = frozenset(
     {FrameType.WANT, FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING}
+    | {FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN}
 )
 
 

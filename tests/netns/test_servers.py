@@ -154,13 +154,17 @@ def with_torch() -> Iterator[Stage]:
 
 
 @pytest.mark.long
-def test_steps_are_computed_while_parameters_arrive(with_torch: Stage) -> None:
+@pytest.mark.parametrize("priorities", [None, 4])
+def test_steps_are_computed_while_parameters_arrive(
+    with_torch: Stage, priorities: int | None
+) -> None:
     """By PyTorch's program, after a push; 91,724 numbers. A row's computing has the next step's then."""
     layers = "nn.Linear(16, 300), nn.ReLU(), nn.Linear(300, 284), nn.ReLU(), nn.Linear(284, 4)"
     job = tiny_job(with_torch.folder, f"\ndef model():\n    return nn.Sequential({layers})\n")
-    of = {"sync_every": 8, "test_every": 24, "micro_batches": 1}
+    of = {"sync_every": 8, "test_every": 24, "micro_batches": 1, "priorities": priorities}
     run = with_torch.train(job, rounds=24, **of, **SYSTEM)
     checked(run)
+    assert run.result["channels"] == (priorities or 1)
     pushes = [row for host in run.members for row in run.metrics(host) if row["phase"] == "push"]
     ahead = [row["seconds_compute"] - (row["t_offer"] - row["t_start"]) for row in pushes]
     assert len(pushes) >= 24 and all(seconds > 0.0 for seconds in ahead)

@@ -45,18 +45,21 @@ class Listener:
 
     def seen(self) -> Counter[tuple[str, int, int | None]]:
         """All of them so far; the priority is None where there was no tag."""
-        found = Counter[tuple[str, int, int | None]]()
+        return Counter(seen for seen, _ in self.frames())
+
+    def frames(self) -> Iterator[tuple[tuple[str, int, int | None], bytes]]:
+        """The same one by one, with the frame's first 96 bytes."""
         while True:
             try:
-                frame, more, *_ = self._socket.recvmsg(64, 128)
+                frame, more, *_ = self._socket.recvmsg(96, 128)
             except BlockingIOError:
-                return found
+                return
             if frame[6:12] != self._mac or frame[12:14] != struct.pack(">H", wire.ETHERTYPE):
                 continue
             status, *_, tci, _ = struct.unpack("IIIHHHH", more[0][2])
             kind = wire.FrameType(frame[15]).name
             channel = wire.channel_of(int.from_bytes(frame[16:18], "big"))
-            found[kind, channel, tci >> 13 if status & _VLAN_VALID else None] += 1
+            yield (kind, channel, tci >> 13 if status & _VLAN_VALID else None), frame
 
     def close(self) -> None:
         self._socket.close()

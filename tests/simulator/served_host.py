@@ -316,7 +316,7 @@ class ServedHost(Host):
             quorum=sum(shares),
             settings={"trained": self.trained, "whole": whole, "source": source},
             exchange=Exchange.SERVERS,
-            serving=Serving(servers, lan.every, sets=lan.sets),
+            serving=Serving(servers, lan.every, sets=lan.sets, channels=lan.channels),
         )
         self._decide(phase)
 

@@ -40,7 +40,7 @@ _FRAMES = (
 
 class ServedLan(Lan):
     """Attributes: `servers`, how many there are; `every`, pushes between synchronisations; `parts`, made so far;
-    `sets`, where set 2 begins, if workers have partners.
+    `sets`, where set 2 begins, if workers have partners; `channels`, to which parameters are dealt out.
     """
 
     def __init__(self, rng: random.Random, hosts: int, seed: int, conditions: Conditions) -> None:
@@ -69,10 +69,17 @@ class ServedLan(Lan):
         if apart.random() < 0.3:
             self.every = 1
             self.sets = apart.randint(1, pulled_fragments(self.fragments, width))
+        apart = random.Random(f"bulk {seed}")
+        self.channels = apart.choice((0, 0, 1, 2, 3, 8))
+        self._late_s = apart.choice((0.0, 1e-4, 2e-3)) if self.channels > 1 else 0.0
         self.checks.served = ServedChecks(self.checks)
 
     def _host(self, index: int, rate: float) -> Host:
         return ServedHost(self, index, rate)
+
+    def overtaken_s(self, channel: int) -> float:
+        """How long questions and steps of that channel wait for more urgent ones."""
+        return self._late_s * max(0, self.channels - 1 - channel)
 
 
 def lan_of(seed: int, hosts: int | None = None) -> ServedLan:

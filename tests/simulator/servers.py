@@ -162,14 +162,15 @@ class ServersKernel:
         whose = action.view, host.keys.get(action.view), action.round, host.node.number
         steps = action.type in (FrameType.PUSH, FrameType.CONTRIBUTION)
         for first, count in action.ranges:
-            for index in range(first, first + count):
+            fragments = range(first, first + count)
+            for index in reversed(fragments) if action.down else fragments:
                 start += _FRAME_S
                 what = action.number, index, action.version, action.members
                 token = self.own if steps else ("", 0)
                 frame = ServedFrame(action.type, *whose, to, *what, token=token)
                 if action.type == FrameType.PUSH:
                     host.lan.checks.served.sent(host, frame)
-                host.lan.stripe(host, frame, start)
+                host.lan.stripe(host, frame, start + host.lan.overtaken_s(action.channel))
         return start
 
     # ---- what the agent reads

@@ -42,7 +42,7 @@ def unpacked(phase: Phase) -> Phase:
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"every": 0}, {"staleness": False}, {"servers": (4,)}, {"sets": 0}],
+    [{}, {"every": 0}, {"staleness": False}, {"servers": (4,)}, {"sets": 0}, {"channels": 8}],
 )
 def test_servers_travel_in_the_decision(values: dict[str, object]) -> None:
     phase = replace(PHASE, serving=replace(SERVING, **values))  # type: ignore[arg-type]
@@ -66,6 +66,8 @@ def test_other_exchanges_say_nothing_of_servers() -> None:
         {"every": 1 << 31},
         {"sets": -1},
         {"sets": 201},
+        {"channels": -1},
+        {"channels": 9},
     ],
 )
 def test_servers_that_cannot_be_meant(values: dict[str, object]) -> None:
@@ -83,6 +85,7 @@ def test_servers_that_cannot_be_meant(values: dict[str, object]) -> None:
         (b'"servers":[1,4]', b'"servers":[1,"4"]'),
         (b'"servers":[1,4]', b'"servers":7'),
         (b',"sets":5', b""),
+        (b'"channels":0', b'"channels":true'),
         (b'"sets":5', b'"sets":5,"more":1'),
         (b'"serving":{', b'"serving":7,"settings":{'),
     ],
@@ -142,3 +145,13 @@ def test_what_a_job_cannot_name_as_its_exchange(name: str) -> None:
     said = f"the job's exchange is {name}, and it must be auto, broadcast, stripes or switch"
     with pytest.raises(JobFailed, match=said):
         Plan.choose({"exchange": name}, Exchange.BROADCAST)
+
+
+@pytest.mark.parametrize(("priorities", "channels"), [(None, 0), (1, 1), (3, 3)])
+def test_priorities_are_channels_of_servers_and_no_plan_of_a_step(
+    priorities: int | None, channels: int
+) -> None:
+    settings = {"batch": 8, "system": "S", "priorities": priorities}
+    plan = Plan.of("job", settings, Exchange.SERVERS)
+    assert (plan.channels, plan.planned, plan.sized) == (channels, False, False)
+    assert Plan.of("job", {**settings, "system": "R"}, Exchange.STRIPES).channels == 0

@@ -109,6 +109,19 @@ def test_with_priorities_the_vector_is_in_the_order_of_need(tmp_path: Path) -> N
         assert found == [f"{m}.{what}" for m in modules[priorities] for what in ("weight", "bias")]
 
 
+def test_with_servers_priorities_change_no_place_in_the_vector(tmp_path: Path) -> None:
+    """It is in the order of need anyway, with each module's averaged buffers beside it."""
+    job = make(tmp_path / "crossed", JOB + CROSSED)
+    settings = {"system": "S", "exchange": "auto", "quorum": 1.0}
+    plain, ordered = (
+        prepare(job, tmp_path / "out", None, {**settings, "priorities": priorities})["model"]
+        for priorities in (None, 2)
+    )
+    assert plain == ordered
+    first, *_, last = (entry["name"] for entry in ordered if entry["kind"] == "parameter")
+    assert (first, last) == ("first.weight", "last.bias")
+
+
 def test_records_are_shuffled_whole(tmp_path: Path) -> None:
     prepared = prepare(make(tmp_path / "job"), tmp_path / "out", None, {})
     records = Records(tmp_path / "out" / "train.bin", prepared["train"]["fields"])

@@ -123,7 +123,16 @@ def test_partners_imply_that_each_step_is_averaged() -> None:
         ({**S, "exchange": "stripes"}, "exchange is 'stripes'; it must be auto, as system is S"),
         ({**S, "rank": 2}, "rank is 2; it must be none, as system is S"),
         ({**S, "bucket_mb": 5}, "bucket_mb is 5.0; it must be none, as system is S"),
-        ({**S, "priorities": 2}, "priorities is 2; it must be none, as system is S"),
+        ({**S, "priorities": 9}, "priorities is 9; it must be from 1 to 8"),
+        (
+            {**S, "priorities": 2, "priority_scope": "queue"},
+            "priority_scope is 'queue'; it must be order, as system is S",
+        ),
+        (
+            {**S, "priorities": 2, "priority_cuts": "3"},
+            "priority_cuts is '3'; it must be none or equal, as system is S",
+        ),
+        ({**S, "priorities": 2, "exchange": "stripes"}, "exchange is 'stripes'; it must be auto"),
         ({**S, "save_gradients": True}, "save_gradients is True; it must be false, as system is S"),
         ({**S, "redeal": False}, "redeal is False; it must be true, as system is S"),
         ({**S, "test_every": 3}, "sync_every is 4; it must be at most 3, as there is a test every"),
@@ -155,6 +164,14 @@ def test_refuses_what_servers_cannot_have(settings: dict[str, Any], message: str
 def test_refuses_what_a_plan_cannot_have(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         merge(Settings(epochs=1), {"priorities": 2, **settings})
+
+
+@pytest.mark.parametrize("system", ["S", "B"])
+def test_servers_can_have_priorities(system: str) -> None:
+    """A step is whole before it goes out: so a gradient can be clipped."""
+    of = {"system": system, "priorities": 3, "priority_cuts": "equal", "clip": 1.0}
+    merged = merge(Settings(epochs=1), of)
+    assert (merged.priorities, merged.quorum, merged.priority_scope) == (3, 1.0, "order")
 
 
 def test_with_a_plan_a_quorum_stays_as_it_is() -> None:

@@ -18,6 +18,9 @@ from tests.vectors.scenario import DROP, NETWORK, ROUND, TX, VIEW, Written, mac
 #: An exponent whose lanes are units of parameters: a step with it is added as it is, at a staleness of 1.
 EXACT = -40
 SYNCHRONISING, NOT_YET, ABSENT, FULL = 1, 2, 3, 4
+#: A channel above 0, as the header's flags have it.
+URGENT = 5
+ON_URGENT: Fields = {"flags": URGENT << 13}
 Lanes = Mapping[int, int]
 
 
@@ -156,7 +159,8 @@ class Serving(Written):
         repeated = {name: body[name] for name in ("number", "index", "fragments")}
         repeated |= {"width": body["width"], "exponent": body["exponent"]}
         header = {name: question[name] for name in ("network", "view", "round")}
-        header |= {"flags": encode.ANSWER, "sender": self.config["number"]}
+        channel = question.get("flags", 0) & encode.CHANNEL
+        header |= {"flags": encode.ANSWER | channel, "sender": self.config["number"]}
         if self.key is not None:
             self._answers += 1
             header["sequence"] = self._answers
@@ -263,6 +267,7 @@ class Serving(Written):
         taken: Sequence[tuple[int, int]] = (),
         answered: Sequence[tuple[int, int, int, int, int]] = (),
         windows: Sequence[tuple[int, int, int]] = (),
+        urgent: Sequence[tuple[int, int, int]] = (),
     ) -> Serving:
         """The state at the end.
 
@@ -274,7 +279,8 @@ class Serving(Written):
             store: (fragment of parameters, number of the pull, round, version, exponent, lanes).
             taken: (push fragment, this worker's newest step that has been acknowledged).
             answered: (server, number and staleness of the newest step, round and version told).
-            windows: (sender, highest number believed of its own frames, of its answers).
+            windows: (sender, highest number believed of its own frames, of its answers), of channel 0.
+            urgent: the same of channel `URGENT`.
         """
         self.end = {
             "parameters": laid_out({**self.parameters, **(parameters or {})}),
@@ -291,7 +297,10 @@ class Serving(Written):
             ],
             "taken": named("fragment number", taken),
             "answered": named("server number staleness round version", answered),
-            "windows": named("sender highest answers", windows),
+            "windows": named(
+                "channel sender highest answers",
+                [(0, *row) for row in windows] + [(URGENT, *row) for row in urgent],
+            ),
         }
         return self
 

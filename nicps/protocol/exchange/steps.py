@@ -8,7 +8,9 @@ of its part. A pull asks each server for its part, or a partner for some of it. 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from nicps import wire
@@ -18,7 +20,7 @@ from nicps.protocol.kernel import ServedReceiver
 from nicps.protocol.partners import Pairing
 from nicps.protocol.phase import Phase, Timings
 from nicps.protocol.progress import Progress
-from nicps.protocol.serving import Serving, per_push, pulled_fragments
+from nicps.protocol.serving import Serving, Shares, per_push, pulled_fragments
 from nicps.protocol.signals import Lacks
 
 #: Questions to a partner without any parameters, after which the servers are asked.
@@ -36,11 +38,12 @@ Versions: TypeAlias = Mapping[int, int]
 
 
 class Source(NamedTuple):
-    """Fragments of parameters `first` to `end` (exclusive) are pulled from the member `owner`."""
+    """Fragments `first` to `end` (exclusive) go to the member `owner`, or are pulled from it, on that channel."""
 
     owner: int
     first: int
     end: int
+    channel: int = 0
 
 
 class Steps:
@@ -68,6 +71,7 @@ class Steps:
         self._pairing = pairing
         trains = phase.shares[number - 1] > 0
         self._skipped = 0 if trains else number  # such a server has its part by itself
+        self._shares = self._serving.shares(phase.fragments, phase.width)
         self._window = share_of(max(1, sum(share > 0 for share in phase.shares)))
         self._overtake = overtaken(self._window)
         self._round_trip = RoundTrip(timings.repeat_s)
@@ -95,14 +99,12 @@ class Steps:
             versions: as they were when it began. Answers to its own fragments may have brought newer parameters.
         """
         self._versions = versions
-        windows = [Window.begin(server, part.start, part.stop) for server, part in self._parts()]
-        return self._begin(now, wire.FrameType.PUSH, number, round_, windows)
+        return self._begin(now, wire.FrameType.PUSH, number, round_, self._targets())
 
     def contribute(self, now: float, number: int, round_: int, members: int) -> list[SendServed]:
         """A step of that number is on the closed list, `members`, of a synchronisation."""
         self._members = members
-        windows = [Window.begin(server, part.start, part.stop) for server, part in self._parts()]
-        return self._begin(now, wire.FrameType.CONTRIBUTION, number, round_, windows)
+        return self._begin(now, wire.FrameType.CONTRIBUTION, number, round_, self._targets())
 
     def pull(
         self, now: float, number: int, round_: int, sources: Sequence[Source] = ()
@@ -113,14 +115,14 @@ class Steps:
             sources: from whom, all fragments between them; by default the servers, and a partner if there is one.
         """
         found = sources or self._sources()
-        windows = [Window.begin(*source) for source in found]
-        return self._begin(now, wire.FrameType.PULL, number, round_, windows)
+        return self._begin(now, wire.FrameType.PULL, number, round_, found)
 
     def _begin(
-        self, now: float, kind: wire.FrameType, number: int, round_: int, windows: list[Window]
+        self, now: float, kind: wire.FrameType, number: int, round_: int, sources: Sequence[Source]
     ) -> list[SendServed]:
         assert number > self.number, "numbers rise"
         self._type, self.number, self._round = kind, number, round_
+        windows = [self._window_of(source) for source in sources]
         for window in windows:  # what has come in the view before stays
             here, _ = self._reached(window, window.end)
             window.here = window.sent = window.beyond = window.asked = here
@@ -155,13 +157,13 @@ class Steps:
                 continue
             window.note_come(now, *self._reached(window, self._seen(window)), self._round_trip)
             if self._gives_up(window):
-                sent += self._ask_servers(now, window)
-                continue
-            if window.sent > window.here:  # else nothing can be lost
+                self._ask_servers(window)
+            elif window.sent > window.here:  # else nothing can be lost
                 lost = self._find_lost(now, window)
                 asked += sum(count for _, count in lost)
                 sent += self._send(window, lost, repair=True)
-            room = self._room_of(now, window)
+        for window in self._windows:  # the first ones take what room there is
+            room = self._room_of(now, window) if window.here < window.end else 0
             if room > 0:
                 if window.sent == window.here:
                     window.due = now + self._round_trip.timeout_s(0)
@@ -199,8 +201,11 @@ class Steps:
         """By hosts that do not answer, what is sent again and again in vain, if a report is due (R16)."""
         if not self._progress.take_report(now):
             return {}
-        late = (w for w in self._windows if w.here < w.end and not self._is_partners(w))
-        return {w.owner: w.end - w.here for w in late}
+        late = Counter[int]()
+        for window in self._windows:
+            if window.here < window.end and not self._is_partners(window):
+                late[window.owner] += window.end - window.here
+        return dict(late)
 
     # ---- the windows
 
@@ -217,26 +222,58 @@ class Steps:
         return [(server, part) for server, part in parts if server != self._skipped and len(part)]
 
     def _servers(self, first: int, end: int) -> list[Source]:
-        """Whom to ask for these fragments of parameters, if not a partner."""
-        each = per_push(self._width)
+        """Whom to ask for these fragments of parameters, if not a partner: first what is needed first."""
+        return self._cut(first, end, per_push(self._width), self._shares)
+
+    def _targets(self) -> list[Source]:
+        """Where a step's fragments go: the last ones first, if there is an order, as backward makes them so."""
+        targets = self._cut(0, self._fragments, 1, self._shares)
+        return targets[::-1] if self._serving.channels else targets
+
+    def _cut(self, first: int, end: int, each: int, shares: Shares) -> list[Source]:
+        """Fragments by server and channel; `each` are a push fragment."""
         cut = (
-            Source(server, max(first, part.start * each), min(end, part.stop * each))
+            Source(
+                server,
+                max(first, part.start * each, share.start * each),
+                min(end, part.stop * each, share.stop * each),
+                channel,
+            )
+            for share, channel in shares
             for server, part in self._parts()
         )
         return [source for source in cut if source.first < source.end]
 
+    def _window_of(self, source: Source) -> Window:
+        window = Window.begin(source.owner, source.first, source.end)
+        window.channel = source.channel
+        window.down = self._serving.channels > 0 and self._type is not wire.FrameType.PULL
+        return window
+
     def _reached(self, window: Window, end: int) -> tuple[int, int]:
         if self._type is wire.FrameType.PULL:
             return self._receiver.pulled_to(self.number, window.here, end)
-        return self._receiver.acknowledged_to(self.number, window.here, end)
+        if not window.down:
+            return self._receiver.acknowledged_to(self.number, window.here, end)
+        gaps = self._missing(window, window.here, end, end - window.here)
+        if not gaps:
+            return end, end
+        last, count = gaps[-1]
+        return gaps[0][0], last if last + count == end else end
 
-    def _missing(self, first: int, end: int, limit: int) -> Ranges:
+    def _missing(self, window: Window, first: int, end: int, limit: int) -> Ranges:
         if self._type is wire.FrameType.PULL:
             return self._receiver.missing_parameters(self.number, first, end, limit)
-        return self._receiver.missing_acknowledgements(self.number, first, end, limit)
+        missing = self._receiver.missing_acknowledgements
+        if not window.down:
+            return missing(self.number, first, end, limit)
+        ((low, count),) = window.in_order([(first, end - first)])
+        gaps = missing(self.number, low, low + count, count)
+        return window.in_order(gaps[::-1])[:limit]
 
     def _find_lost(self, now: float, window: Window) -> Ranges:
-        return window.find_lost(now, self._round_trip, self._overtake, self._missing)
+        missing = partial(self._missing, window)
+        return window.find_lost(now, self._round_trip, self._overtake, missing)
 
     # ---- a partner's half of a pull
 
@@ -245,10 +282,11 @@ class Steps:
         pairing = self._pairing
         if pairing is None:
             return self._servers(0, self._room)
-        other = self._servers(pairing.other.start, pairing.other.stop)
+        whole = [(range(self._fragments), 0)]
+        rest = pairing.other.start, pairing.other.stop, per_push(self._width), whole
         return [
             *self._servers(pairing.own.start, pairing.own.stop),
-            *(source._replace(owner=pairing.partner) for source in other),
+            *(source._replace(owner=pairing.partner) for source in self._cut(*rest)),
         ]
 
     def _is_partners(self, window: Window) -> bool:
@@ -263,7 +301,8 @@ class Steps:
     def _room_of(self, now: float, window: Window) -> int:
         """How many fragments can be asked for now that have not been; of a partner, as many as it may have."""
         if not self._is_partners(window):
-            return min(window.end, window.here + self._window) - window.sent
+            under_way = sum(w.sent - w.here for w in self._windows if w.owner == window.owner)
+            return min(window.end - window.sent, self._window - under_way)
         limit = window.end
         pairing = self._pairing
         if pairing is not None:  # a part of the other set can be asked for at its server by now
@@ -282,23 +321,18 @@ class Steps:
         """A partner has not answered so often that the servers are asked."""
         return self._is_partners(window) and window.unanswered > _PARTNERS_ASKS
 
-    def _ask_servers(self, now: float, window: Window) -> list[SendServed]:
+    def _ask_servers(self, window: Window) -> None:
         """For the rest of what a partner does not give."""
         self._windows.remove(window)
-        sent: list[SendServed] = []
-        for source in self._servers(window.here, window.end):
-            instead = Window.begin(*source)
-            instead.due = now + self._round_trip.timeout_s(1)
-            self._windows.append(instead)
-            count = min(self._window, instead.end - instead.first)
-            sent += self._send(instead, [instead.take(now, count)], repair=False)
-        return sent
+        self._windows += map(self._window_of, self._servers(window.here, window.end))
 
     def _send(self, window: Window, ranges: Ranges, *, repair: bool) -> list[SendServed]:
         if not ranges:
             return []
-        what = self._view, self._round, self._type, self.number, window.owner, tuple(ranges)
+        fragments = tuple(window.in_order(ranges))
+        what = self._view, self._round, self._type, self.number, window.owner, fragments
         pushes = self._type is wire.FrameType.PUSH
         listed = self._type is wire.FrameType.CONTRIBUTION
         version = self._versions.get(window.owner, 0) if pushes else 0
-        return [SendServed(*what, version, self._members if listed else 0, repair)]
+        how = repair, window.channel, window.down
+        return [SendServed(*what, version, self._members if listed else 0, *how)]

@@ -73,7 +73,8 @@ class Window:
     `owner` answers them. `beyond`: one past the last that has come; the holes before `asked` have been asked for.
     `asks` is how often, since one came; `unanswered`, since `owner` has answered. `held_until`: `owner` is asked for no
     more before, as it does not have them yet. `lost`: so many were asked for since later ones had come. `took_s`: from
-    `begun_at` until all had come.
+    `begun_at` until all had come. `channel`: of their frames. `down`: they are sent from the last to the first. Then
+    all these are positions in that order, the first of them `first`, and `in_order` says which fragments lie there.
     """
 
     owner: int
@@ -92,11 +93,19 @@ class Window:
     lost: int = 0
     begun_at: float = 0.0
     took_s: float = 0.0
+    channel: int = 0
+    down: bool = False
 
     @classmethod
     def begin(cls, owner: int, first: int, end: int) -> Window:
         """Nothing has been sent, and nothing has come."""
         return cls(owner, first, end, first, first, first, first)
+
+    def in_order(self, ranges: Ranges) -> Ranges:
+        """Which fragments lie at ranges of positions; or the other way round."""
+        if not self.down:
+            return ranges
+        return [(self.first + self.end - at - count, count) for at, count in ranges]
 
     def note_come(self, now: float, here: int, beyond: int, round_trip: RoundTrip) -> None:
         """So far they have come."""

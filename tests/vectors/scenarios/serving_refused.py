@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.vectors.encode import ANSWER, Fields
 from tests.vectors.scenario import ROUND, VIEW, mac
 from tests.vectors.scenarios.signing import KEY, OTHER, SENDER, SEQUENCE, TAG, VIEW_AT, flip
-from tests.vectors.serving import EXACT, NOT_YET, Serving, held, taken
+from tests.vectors.serving import EXACT, NOT_YET, ON_URGENT, Serving, held, taken
 
 PUSHED, PULLED, FORGED, REPLAYED = "pushed", "pulled", "forged", "replayed"
 #: Where a step's lanes begin, from the frame's Ethernet header on.
@@ -245,6 +245,50 @@ def replayed() -> Serving:
     )
 
 
+def overtaken() -> Serving:
+    s = Serving(
+        "overtaken",
+        "Urgent frames overtake others in queues: each channel has numbers of its own, and parameters in common.",
+        key=KEY,
+        room=1,
+        parameters={0: {0: 1}},
+    )
+    s.pull(
+        "urgent, and 5,000 numbers ahead",
+        PULLED,
+        header={"sequence": 5001, **ON_URGENT},
+        answer=held({0: 1}),
+    )
+    s.again("the same frame", REPLAYED, heard=False)
+    s.push(
+        "a push of channel 0 that was numbered before",
+        PUSHED,
+        values={0: 2},
+        header={"sequence": 1},
+        answer=held({0: 3}, staleness=1),
+    )
+    s.push(
+        "that step again, on the other channel: it was added",
+        "duplicate",
+        header={"sequence": 5002, **ON_URGENT},
+        answer=taken(staleness=1),
+    )
+    s.pull(
+        "too old for its channel",
+        REPLAYED,
+        header={"sequence": 2, **ON_URGENT},
+        heard=False,
+    )
+    s.pull("as old, on channel 0", PULLED, header={"sequence": 2}, answer=held({0: 3}, version=1))
+    return s.ends(
+        parameters={0: {0: 3}},
+        version=(ROUND, 1),
+        numbers=[(0, 3, 1)],
+        windows=[(3, 2, 0)],
+        urgent=[(3, 5002, 0)],
+    )
+
+
 SCENARIOS: tuple[Callable[[], Serving], ...] = (
-    *(strangers, elsewhere, nobody_serves, other_types, signed, forged, replayed),
+    *(strangers, elsewhere, nobody_serves, other_types, signed, forged, replayed, overtaken),
 )
