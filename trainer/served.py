@@ -107,8 +107,10 @@ class Served:
         """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
         if not self._behind:
             return
-        if self._pull(self._behind + 1):
+        behind = self._behind
+        if self._pull(behind + 1):
             self._note_commit()
+            self._servers.caught_up(behind)
         else:
             self._go_back()
             self._journal.warn(
@@ -156,8 +158,9 @@ class Served:
         if not self._pull(round_, self._ahead if self._pulled else None):
             self._go_back()
             return
-        if self._behind:  # what it has pulled is the nearest to that commit
+        if self._behind:  # this is the nearest to that commit: nobody pushes before all have it
             self._note_commit()
+            self._servers.caught_up(round_ - 1)
         while round_:
             round_ = self._round(round_)
 

@@ -213,6 +213,7 @@ class Node(NodeParts):
 
     def read(self, now: float, round_: int, digest: int = 0, channel: int = 0) -> list[Action]:
         """The sum of that round has been read out and applied (`Ring.read`)."""
+        self.rings.note_read(round_)
         return self._take(now, self.ring.read(now, round_, digest, channel) if self.ring else [])
 
     def sent(self, now: float, action: SendFragments) -> list[Action]:
@@ -377,6 +378,7 @@ class Node(NodeParts):
         entered = False
         for action in actions:
             if isinstance(action, Committed):
+                self.rings.note_committed(action)
                 self._readmission.note_counted(action)
                 self._faults.note_counted(action)
             entered |= isinstance(action, Installed)

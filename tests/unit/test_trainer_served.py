@@ -284,7 +284,9 @@ def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path
 def test_where_the_last_commit_cannot_be_pulled_the_one_before_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R22: its server has gone. A step of this worker's own is no state of the job's."""
+    """R22: its server has gone. A step of this worker's own is no state of the job's. In the next phase it pulls what
+    that commit came to, and tells it: nobody pushes before that.
+    """
     saved: list[np.ndarray] = []
     wait_pulled = FakeServed.wait_pulled
 
@@ -305,7 +307,9 @@ def test_where_the_last_commit_cannot_be_pulled_the_one_before_is_saved(
         monkeypatch.setattr(FakeServed, "wait_pulled", gone)
 
     monkeypatch.setattr(Training, "save", save)
-    run(tmp_path, Case(speeds=(1, 1), settings={"sync_every": 5}), script)
+    network, _ = run(tmp_path, Case(speeds=(1, 1), settings={"sync_every": 5}), script)
+    (again,) = (p for p in network.phases[1][1:] if p.kind == "train")
+    assert sorted(network.caught_up) == [(k, again.first_round - 1) for k in (1, 2)]
     initial = vector_of(load(tmp_path / "job", {}).model())
     assert [(weights == initial).all() for weights in saved] == [True]
 

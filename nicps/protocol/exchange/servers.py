@@ -160,8 +160,8 @@ class ServersExchanger(Exchanger):
     # ---- what the control asks
 
     def may_enter(self) -> bool:
-        """Before GO nobody offers. A phase's first round needs none."""
-        return not self.lacks_server and self._round <= max(self._phase.first_round, self.goes_on)
+        """Before GO nobody offers."""
+        return not self.lacks_server and self._round <= self.goes_on
 
     def wants_token(self, token: TokenState) -> bool:
         """To mark itself, or to commit."""
