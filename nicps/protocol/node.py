@@ -200,10 +200,10 @@ class Node(NodeParts):
         ring = self.rings.of_round(round_)
         return self._take(now, ring.pull(now, sources) if isinstance(ring, ServedRing) else [])
 
-    def refused(self, now: float, member: int) -> None:
-        """With servers: that member has answered that it cannot do something yet; `deadline` is soon."""
+    def refused(self, now: float, member: int, number: int) -> None:
+        """With servers: that member cannot do yet what it was asked with that number; `deadline` is soon."""
         if isinstance(self.ring, ServedRing):
-            self.ring.refused(now, member)
+            self.ring.refused(now, member, number)
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""

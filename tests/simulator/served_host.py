@@ -90,9 +90,9 @@ class ServedHost(Host):
         self.lan.starter = self, self.life
         self.do(self.node.start(self.clock(), self.lan.random.getrandbits(63) + 1))
 
-    def refused_up(self, member: int) -> None:
-        """The doorbell: that member refuses what was asked."""
-        self.node.refused(self._sync(), member)
+    def refused_up(self, member: int, number: int) -> None:
+        """The doorbell: that member refuses what was asked with that number."""
+        self.node.refused(self._sync(), member, number)
         self._arm()
 
     def sums_up(self) -> None:

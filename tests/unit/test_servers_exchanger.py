@@ -235,7 +235,7 @@ def test_without_a_server_nothing_begins_and_nothing_goes_on() -> None:
 def test_a_refusal_is_asked_again_soon() -> None:
     part = member()
     part.push(0.0, Begun(PUSH, 5))
-    part.hear_refusal(0.0, 4)
+    part.hear_refusal(0.0, 4, 5)
     assert part.deadline() == pytest.approx(0.001)
 
 

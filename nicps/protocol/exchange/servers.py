@@ -141,9 +141,9 @@ class ServersExchanger(Exchanger):
             *self.advance(now),
         ]
 
-    def hear_refusal(self, now: float, member: int) -> None:
+    def hear_refusal(self, now: float, member: int, number: int) -> None:
         """That member has answered that it cannot do something yet."""
-        self._steps.hear_refusal(now, member)
+        self._steps.hear_refusal(now, member, number)
 
     @property
     def version(self) -> int:
