@@ -79,6 +79,7 @@ class Served:
         self._fresh = True  # the weights are those that were handed out, or another member's
         self._moved = False  # they are not those of the last commit
         self._behind = 0  # the round whose commit has been heard of, and not been pulled
+        self._untold = False  # it was pulled in a later phase, and the others wait to hear that
         self._pulled = False  # all parameters, since then: there is something to go back to
         self._ahead_s = 0.0  # of computing in the last pull
         self._ahead = make_ahead(lambda: self._servers) if make_ahead is not None else None
@@ -101,16 +102,16 @@ class Served:
         """Another member's state was taken over (R20)."""
         self._worked = self._training.state.round
         self._fresh, self._moved, self._behind, self._pulled = True, False, 0, False
+        self._untold = False
         self._decisions.untested = False  # as far as this member knows
 
     def catch_up(self) -> None:
         """Take the state of the last commit, as it may be the servers' only, before it is tested or saved."""
         if not self._behind:
             return
-        behind = self._behind
-        if self._pull(behind + 1):
+        if self._pull(self._behind + 1):
             self._note_commit()
-            self._servers.caught_up(behind)
+            self._untold = True
         else:
             self._go_back()
             self._journal.warn(
@@ -160,7 +161,10 @@ class Served:
             return
         if self._behind:  # this is the nearest to that commit: nobody pushes before all have it
             self._note_commit()
+            self._untold = True
+        if self._untold:
             self._servers.caught_up(round_ - 1)
+            self._untold = False
         while round_:
             round_ = self._round(round_)
 
