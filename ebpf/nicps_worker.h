@@ -119,6 +119,21 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 	return XDP_DROP;
 }
 
+/*
+ * Whether what that refusal is about has come or is added by now: the refusal
+ * is sent again, and says nothing of what is asked for.
+ */
+static __always_inline bool nicps_is_past(const struct nicps_push *body, u32 fragments,
+					  const struct nicps_config *config)
+{
+	u32 index = bpf_ntohl(body->index), of = bpf_ntohl(body->fragments);
+	u64 number = bpf_ntohl(body->number), *taken = nicps_taken(index);
+	struct nicps_stored *stored = nicps_stored(index);
+
+	return (of == config->room && stored && stored->tag >= number) ||
+	       (of == fragments && taken && *taken >= number);
+}
+
 /* A fragment of a step is added, or a question refused. */
 static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 					    const struct nicps_sender *sender,
@@ -140,6 +155,8 @@ static __always_inline int nicps_hear_taken(const struct nicps_push *body,
 	if (body->reason) {
 		if (!member->rank[0] && !(config->passes & nicps_bit(sender->number)))
 			return nicps_drop(NICPS_COUNT_STRANGER);
+		if (nicps_is_past(body, fragments, config))
+			return nicps_drop(NICPS_COUNT_DUPLICATE);
 		nicps_note_heard(ring, sender, config);
 		told = ring->refused_ns;
 		if (told != now &&

@@ -75,6 +75,7 @@ class ServedNetwork(FakeNetwork):
         self.parameters = np.zeros(0, np.int64)
         self.versions = [0] * len(self.servers)
         self.reads: dict[int, int] = {}  # the round that a member has read last
+        self.caught_up: list[tuple[int, int]] = []  # member and round
         self.go = 0
         self.contributions: dict[int, tuple[list[bytes], list[int], int] | None] = {}
         self._random = random.Random(seed)
@@ -350,6 +351,13 @@ class FakeServed:
         self._pulled.add(rank)
         network.log.append(("pull", self._number, rank))
         return True
+
+    def caught_up(self, round_: int) -> None:
+        network = self._network
+        with network.changed:
+            network.reads[self._number] = round_
+            network.caught_up.append((self._number, round_))
+            network.settle_reads()
 
     @property
     def fragments(self) -> int:

@@ -295,6 +295,8 @@ class ServersModel:
         if body.reason:
             if header.sender not in (*self.servers, *self.passes):
                 return _drop("stranger")
+            if self._is_past(body):
+                return _drop("duplicate")
             return Outcome(DROP, ("refused",), heard=True)
         if body.fragments != self.fragments:
             return _drop("malformed")
@@ -302,6 +304,13 @@ class ServersModel:
             return _drop("stranger")
         reason = self._acknowledge(header, body, body.index)
         return Outcome(DROP, (reason or "acknowledged",), heard=True)
+
+    def _is_past(self, refusal: wire.Push) -> bool:
+        """What it is about has come, or is added, by now."""
+        number, index = refusal.number, refusal.index
+        stored = self.store.get(index) if refusal.fragments == self.room else None
+        taken = self.taken.get(index, 0) if refusal.fragments == self.fragments else 0
+        return (stored is not None and stored.tag >= number) or taken >= number
 
     def _acknowledge(self, header: wire.Header, body: wire.Push, index: int) -> str:
         """Why it does not count; empty if it does."""

@@ -81,6 +81,7 @@ class Served:
         self._fresh = True  # the weights are those that were handed out, or another member's
         self._moved = False  # they are not those of the last commit
         self._behind = 0  # the round whose commit has been heard of, and not been pulled
+        self._untold = False  # it was pulled in a later phase, and the others wait to hear that
         self._pulled = False  # all parameters, since then: there is something to go back to
         self._ahead_s = 0.0  # of computing in the last pull
         self._ahead = make_ahead(lambda: self._servers) if make_ahead is not None else None
@@ -103,6 +104,7 @@ class Served:
         """Another member's state was taken over (R20)."""
         self._worked = self._training.state.round
         self._fresh, self._moved, self._behind, self._pulled = True, False, 0, False
+        self._untold = False
         self._decisions.untested = False  # as far as this member knows
 
     def catch_up(self) -> None:
@@ -111,6 +113,7 @@ class Served:
             return
         if self._pull(self._behind + 1):
             self._note_commit()
+            self._untold = True
         else:
             self._go_back()
             self._journal.warn(
@@ -158,8 +161,12 @@ class Served:
         if not self._pull(round_, self._ahead if self._pulled else None):
             self._go_back()
             return
-        if self._behind:  # what it has pulled is the nearest to that commit
+        if self._behind:  # this is the nearest to that commit: nobody pushes before all have it
             self._note_commit()
+            self._untold = True
+        if self._untold:
+            self._servers.caught_up(round_ - 1)
+            self._untold = False
         while round_:
             round_ = self._round(round_)
 

@@ -112,7 +112,7 @@ class Frames:
             of = bell.tag >> 32, bell.tag & 0xFFFFFFFF
             if not bell.members and not bell.count:
                 if not bell.fragments:
-                    driver.carry_out(life.servers_refused(driver.now, bell.unit))
+                    driver.carry_out(life.servers_refused(driver.now, bell.unit, bell.tag))
             elif not bell.count:
                 listed = bell.members, bell.unit, bell.channel
                 driver.carry_out(life.list_came(driver.now, *of, *listed))

@@ -22,8 +22,8 @@ _BUSY, _DISCARDED = 1 << 31, 1 << 30
 class Bell:
     """A message of the program (`struct nicps_bell`): a list if `count` is 0, otherwise how many sums are here.
 
-    Attributes: `tag`, view << 32 | round. `members`, the list, bit number - 1. `fragments`, of the round.
-    `channel`, of the round.
+    Attributes: `tag`, view << 32 | round; of servers, the number of the step or the pull. `members`, the list, bit
+    number - 1. `fragments`, of the round. `channel`, of the round.
     `unit`, of the round, where `count` is 0; of servers, where `fragments` is 0, too, the member that refuses.
     """
 

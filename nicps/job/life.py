@@ -138,9 +138,9 @@ class Life:
         """The kernel has some of the sums of a round of stripes."""
         return self._dispatcher.process(now, self.node.advance(now))
 
-    def servers_refused(self, now: float, member: int) -> list[Action]:
-        """That member has answered that it cannot do yet what this one asks of it."""
-        self.node.refused(now, member)
+    def servers_refused(self, now: float, member: int, number: int) -> list[Action]:
+        """That member has answered that it cannot do yet what this one asks of it with that number."""
+        self.node.refused(now, member, number)
         return []
 
     def near_limit(self, now: float, what: NearLimit) -> list[Action]:

@@ -118,19 +118,26 @@ def replace_servers(
         before: the servers of the phase before, by rank.
         counted: the live members that have the job's state.
         reads: the last round that each worker has read, as far as that is known.
-        train: servers have a share, too. Then there may be fewer of them: those that are left have all parts.
+        train: servers have a share, too. Then there may be fewer of them: those that are left have all parts. What is
+            filled must be of the newest round, as members that have read it train on: others are given no part.
 
     Raises:
         JobFailed: no worker would be left.
     """
     gone = [number for number in before if number not in counted]
     workers = sorted(set(counted) - set(before), key=lambda k: (reads.get(k, 0), k))
+    newest = max((reads.get(k, 0) for k in counted), default=0)
+    if train:
+        workers = [k for k in workers if reads.get(k, 0) == newest]
     if not train and len(workers) <= len(gone):
         raise JobFailed(
             f"{view.names(gone)} served parameters, and left: too few hosts are left to serve and to train"
         )
     taken = dict(zip(gone, reversed(workers), strict=False))
-    return tuple(taken.get(number, number) for number in before if number in {*counted, *taken})
+    found = tuple(taken.get(number, number) for number in before if number in {*counted, *taken})
+    if len(found) == len(before):
+        return found
+    return tuple(number for number in found if reads.get(number, 0) == newest)
 
 
 # ---- every host: what it needs

@@ -76,10 +76,14 @@ class Carried:
     ahead: Offer | None = None
 
     @classmethod
-    def at_the_start(cls, phase: Phase) -> Carried:
-        """Of a phase: a training program is prepared only once it has read all rounds before."""
+    def at_the_start(cls, phase: Phase, *, behind: bool = False) -> Carried:
+        """Of a phase: a training program is prepared only once it has read all rounds before.
+
+        Args:
+            behind: with servers it has not, where one was lost. What it pulls in this phase is of the last one, too.
+        """
         first, unit = phase.first_round, phase.unit
-        other = cls(first, unit, first - 1)
+        other = cls(first, unit, max(0, first - 1 - behind))
         others = (other,) * (phase.channel_count - 1)
         return replace(other, rest=phase.rest, others=others)
 

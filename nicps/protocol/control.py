@@ -64,7 +64,8 @@ class Control(OpenRound):
         Each member tells in its first turn what it has read out; until then all that is known is what the round's
         being open says.
         """
-        known = self.round - 3 if self.round > self.phase.first_round else self.round - 1
+        first = self.round == self.phase.first_round and not self.phase.exchange.served
+        known = self.round - 1 if first else self.round - 3
         lines = [Line(read=known) for _ in self._view.members]
         generation = self.phase.generation
         self.token = TokenState.create(generation, self.number, self.round, self.unit, lines)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GO (docs/servers.md): before all workers have read a round, nobody pushes or offers in the next one.
 
-The lead gives it, once its training program has decided that training goes on (R14). A phase's first round needs none.
+The lead gives it, once its training program has decided that training goes on (R14). A phase's first round needs it,
+too: a worker may not have pulled what was committed in the phase before.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ class GoesOn:
 
     def __init__(self, phase: Phase, view: View, known: int) -> None:
         self.known = known
-        self._first_round, self._lead = phase.first_round, view.lead
-        self._read = dict.fromkeys(phase.sharing(view.live), 0)  # by worker, what it has told
+        self._lead = view.lead
+        # By worker, what it has told; each will tell of a later round than this one.
+        self._read = dict.fromkeys(phase.sharing(view.live), phase.first_round - 3)
 
     def may_begin(self, round_: int) -> bool:
         """Whether that round's steps may be pushed and offered."""
-        return round_ <= max(self._first_round, self.known)
+        return round_ <= self.known
 
     def hear(self, round_: int) -> None:
         """The lead has given it, or a worker offers to that round, so it has heard it."""
@@ -48,7 +50,7 @@ class GoesOn:
 
     def enter(self, token: TokenState) -> None:
         """The lead marks its entry in the token, for members that have missed the broadcast."""
-        if self._first_round < token.round <= self.known:
+        if token.round <= self.known:
             token.lines[self._lead - 1].marks |= wire.Mark.GOES_ON
 
     @property

@@ -200,10 +200,10 @@ class Node(NodeParts):
         ring = self.rings.of_round(round_)
         return self._take(now, ring.pull(now, sources) if isinstance(ring, ServedRing) else [])
 
-    def refused(self, now: float, member: int) -> None:
-        """With servers: that member has answered that it cannot do something yet; `deadline` is soon."""
+    def refused(self, now: float, member: int, number: int) -> None:
+        """With servers: that member cannot do yet what it was asked with that number; `deadline` is soon."""
         if isinstance(self.ring, ServedRing):
-            self.ring.refused(now, member)
+            self.ring.refused(now, member, number)
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""
@@ -213,6 +213,7 @@ class Node(NodeParts):
 
     def read(self, now: float, round_: int, digest: int = 0, channel: int = 0) -> list[Action]:
         """The sum of that round has been read out and applied (`Ring.read`)."""
+        self.rings.note_read(round_)
         return self._take(now, self.ring.read(now, round_, digest, channel) if self.ring else [])
 
     def sent(self, now: float, action: SendFragments) -> list[Action]:
@@ -377,6 +378,7 @@ class Node(NodeParts):
         entered = False
         for action in actions:
             if isinstance(action, Committed):
+                self.rings.note_committed(action)
                 self._readmission.note_counted(action)
                 self._faults.note_counted(action)
             entered |= isinstance(action, Installed)

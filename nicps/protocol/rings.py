@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nicps.errors import WireError
+from nicps.protocol.actions import Committed
 from nicps.protocol.carried import Carried
 from nicps.protocol.channels import ChannelledRing
 from nicps.protocol.kernel import ChannelledReceiver, ChannelState, KernelState, Receiver
@@ -30,6 +31,7 @@ class Rings:
         self._timings = timings
         self._timeout = timeout
         self._round = 0  # the open one, while no ring is in force; of several channels the highest
+        self._committed = self._read = 0  # with servers, the last round; as long as this host is in
         self._numbers = itertools.count(
             1
         )  # of a worker's steps and pulls, as long as this process runs
@@ -86,7 +88,8 @@ class Rings:
 
     def prepare(self, now: float, phase: Phase) -> None:
         """This host is prepared for the phase: its ring takes contributions."""
-        self.coming = self._make(now, phase, None)
+        behind = phase.exchange.served and self._read < self._committed
+        self.coming = self._make(now, phase, Carried.at_the_start(phase, behind=behind))
 
     def enter_coming(self) -> Ring:
         """The phase that this host is prepared for is in force."""
@@ -106,6 +109,16 @@ class Rings:
         """This host stands by."""
         self._round = self.highest_round
         self.current = self.coming = None
+        self._committed = self._read = 0  # who comes back is given the state of the last commit
+
+    def note_committed(self, commit: Committed) -> None:
+        """That round counts here; it may be the last thing that this host has heard of."""
+        if commit.phase.exchange.served and self._host.is_member:
+            self._committed = commit.round
+
+    def note_read(self, round_: int) -> None:
+        """The training program has read that round."""
+        self._read = max(self._read, round_)
 
     def freeze(self) -> None:
         """Another phase or view is coming."""

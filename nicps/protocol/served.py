@@ -87,9 +87,7 @@ class Served:
         go.hear_token(token)
         go.hear_read(self._number, control.last_read)
         steps: Steps = []
-        if self._tells_lost and go.is_read(
-            control.phase.first_round - 1
-        ):  # each has told something
+        if self._tells_lost and go.is_read(round_ - 2):  # the token says less before each has told
             self._tells_lost = False
             steps.append(ServerLost(go.reads))
         if self._leads and go.is_read(round_ - 1):
@@ -157,7 +155,7 @@ class Served:
             return []
         steps: Steps = [*control.hear_read(sender, want)]
         # It says no more than that while it waits for GO.
-        asks = self._leads and not flags and control.phase.first_round < round_ <= go.known
+        asks = self._leads and not flags and round_ <= go.known
         if asks and sender in self._workers and self._wants.may_answer(now):
             steps += self._send_want(now, wire.Flag.GOES_ON)
         return steps

@@ -67,9 +67,9 @@ class ServedRing(Ring):
         self._served.pull(sources)
         return self._served.settle(now)
 
-    def refused(self, now: float, member: int) -> None:
+    def refused(self, now: float, member: int, number: int) -> None:
         """That member has answered that it cannot do something yet."""
-        self._servers.hear_refusal(now, member)
+        self._servers.hear_refusal(now, member, number)
 
     def read(self, now: float, round_: int, digest: int, channel: int = 0) -> Steps:
         """The parameters after that round have been read."""

@@ -28,7 +28,7 @@ from nicps.session.maps import mapped
 from nicps.session.phases import Commit
 from nicps.session.residual_file import ResidualFile
 from nicps.session.served_form import PULLED_WIDTH, Pull, Pulled, Serves, Step, Stepped
-from nicps.session.shared_form import Committed, Prepared
+from nicps.session.shared_form import Committed, Prepared, Read
 from nicps.session.stripes import Records
 
 #: How often a waiting program looks whether more parameters are here.
@@ -207,6 +207,14 @@ class Served:
             return False
         self._reads = False
         return True
+
+    def caught_up(self, round_: int) -> None:
+        """What was pulled is of the last commit, which could not be pulled in its own phase: the others wait for that.
+
+        Args:
+            round_: the one before the open one.
+        """
+        self._say(Read(round_, ""))
 
     @property
     def fragments(self) -> int:

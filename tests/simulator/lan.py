@@ -159,6 +159,7 @@ class Lan:
         self.ended = ""  # how the job has ended, at whoever was the first
         self.well = False  # it has ended well
         self.calm_at = 0.0  # no fault is planned for later
+        self.patience = 1  # how many times longer than others the job may take after that
         self.given_up = ""  # why nobody may go on
         self.moments: list[Callable[[Host, Action], bool]] = []  # true: it has come
         self.lose: dict[int, int] = {}  # how many frames of a kind are to be lost next

@@ -213,8 +213,9 @@ def watch(lan: Lan, before: str, since: float) -> None:
     elif lan.now > since + _CERTAIN_S:
         lan.given_up = why
         return
-    if lan.now > lan.calm_at + LIMIT_S:
-        lan.checks.fail(f"the job has not ended {LIMIT_S} s after the last fault: {places(lan)}")
+    limit_s = LIMIT_S * lan.patience
+    if lan.now > lan.calm_at + limit_s:
+        lan.checks.fail(f"the job has not ended {limit_s} s after the last fault: {places(lan)}")
     lan.at(lan.now + WATCH_S, lambda: watch(lan, before, since))
 
 

@@ -84,14 +84,14 @@ class ServedChecks:
         lives = not worker.dead and worker.node.view.number == view.number
         if lives and frame.sender in numbers_in(self._closed.get((frame.view, frame.round), 0)):
             self.fail(f"6: {who} takes a push of h{frame.sender}, which is on the closed list")
-        if frame.round <= self._phases.get(frame.round, frame.round):
-            return
+        first = frame.round <= self._phases.get(frame.round, frame.round)
         ring = host.node.ring
         for number in ring.phase.sharing(view.live) if ring is not None else ():
             one = next(h for h in lan.hosts if h.mac == view.members[number - 1].mac)
             there = not one.dead and one.node.view.number == view.number
-            if there and one.last_read < frame.round - 1:
-                self.fail(f"6: {who} takes a push, and {one.name} has not read {frame.round - 1}")
+            last = one.committed if first else frame.round - 1
+            if there and one.last_read < last:
+                self.fail(f"6: {who} takes a push, and {one.name} has not read {last}")
 
     def raised(self, host: ServedHost, frame: ServedFrame, part: Part, version: int) -> None:
         """A server counts a push as whole."""
@@ -211,6 +211,17 @@ class ServedChecks:
             lacks = [k for k in counted if self._offers[round_, k] not in tokens]
             if lacks:
                 self.fail(f"7: {host.name} reads round {round_} without {lacks}'s in {index}")
+
+    def catches_up(self, host: ServedHost) -> None:
+        """8: what it has pulled of the last commit, in the next phase, is what all others have that have read that."""
+        assert host.process is not None
+        for other in self._checks.lan.hosts:
+            process, same = other.process, other.node.view.number == host.node.view.number
+            if other.dead or process is None or not (same and other.works):
+                continue
+            reads = other.last_read >= other.committed == host.committed
+            if reads and process.kept != host.process.kept:
+                self.fail(f"8: {host.name} and {other.name} differ in the last commit")
 
     def has_last(self, host: ServedHost, state: Any) -> None:
         """8: a test, or the end, begins with the state of the last commit."""

@@ -7,7 +7,7 @@ and where they are filled from, takes hosts back, tests, and ends, as docs/serve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicps import protocol, wire
@@ -19,7 +19,7 @@ from nicps.protocol.serving import Serving, per_push
 from tests.simulator.host import Host
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
-from tests.simulator.served_contents import contents_of
+from tests.simulator.served_contents import contents_of, handed_out
 from tests.simulator.served_machine import ServedMachine
 from tests.simulator.served_program import ServedProgram, State
 from tests.simulator.servers import NOTHING, Part, ServedReceiver, ServersKernel, Token
@@ -66,6 +66,7 @@ class ServedHost(Host):
         self._steps = 0
         self._word = 0, ""  # what its training program says, after a round
         self._read_by_all = 0
+        self._reads: Mapping[int, int] = {}  # by worker, as a server was lost
         self._waiting: dict[bytes, protocol.Answered] = {}
         self.keys = {}
         self._blocks = 0
@@ -79,7 +80,7 @@ class ServedHost(Host):
         return self.trained > 0 or self.phase is not None
 
     @property
-    def _works(self) -> bool:
+    def works(self) -> bool:
         """It is a worker of the last training phase."""
         number, last = self.node.number, self.training
         return last is not None and number <= len(last.shares) and bool(last.shares[number - 1])
@@ -89,9 +90,9 @@ class ServedHost(Host):
         self.lan.starter = self, self.life
         self.do(self.node.start(self.clock(), self.lan.random.getrandbits(63) + 1))
 
-    def refused_up(self, member: int) -> None:
-        """The doorbell: that member refuses what was asked."""
-        self.node.refused(self._sync(), member)
+    def refused_up(self, member: int, number: int) -> None:
+        """The doorbell: that member refuses what was asked with that number."""
+        self.node.refused(self._sync(), member, number)
         self._arm()
 
     def sums_up(self) -> None:
@@ -164,6 +165,9 @@ class ServedHost(Host):
             case protocol.ReadByAll(round_):
                 self._read_by_all = round_
                 self.later(0.0, self._act)
+            case protocol.ServerLost(reads):
+                self._reads = reads
+                self.later(0.0, self._replace)
             case protocol.Evicted(reason, ending):
                 self.note(f"STRUCK {reason}")
                 self.phase, self.process = None, None
@@ -282,11 +286,18 @@ class ServedHost(Host):
             if self.trained >= self.lan.rounds:
                 self._decide(Phase(0, 0, wire.PhaseKind.FINISH))
                 return
-        elif phase is not None and phase.serving is not None:
-            if view.live.issuperset(phase.serving.servers) and phase.sharing(view.live):
+        elif phase is not None and phase.serving is not None and phase.sharing(view.live):
+            if view.live.issuperset(phase.serving.servers):
                 self._act()
-                return
+            return  # or `_replace` goes on
         self._train()
+
+    def _replace(self) -> None:
+        """A server has left, and what each worker has read is known."""
+        node, phase = self.node, self.node.phase_in_force
+        lost = phase is not None and phase.serving is not None
+        if lost and node.leads and not node.changing and not self.finishing:
+            self._train()
 
     def _train(self) -> None:
         """Decide on a training phase: who serves, who trains, and from whom a new server is filled."""
@@ -297,7 +308,7 @@ class ServedHost(Host):
             self._decide(stop("too few hosts are left for servers and workers"))
             return
         whole = sorted(self.whole & view.live - node.learners)
-        source = min((k for k in whole if k in workers), default=0)
+        source = max((k for k in whole if k in workers), key=self._rank, default=0)
         before = self.training.serving.servers if self.training and self.training.serving else ()
         new = servers != before or not node.learners.isdisjoint(servers)
         if self.trained and new and not source:
@@ -319,6 +330,10 @@ class ServedHost(Host):
             serving=Serving(servers, lan.every, sets=lan.sets, channels=lan.channels),
         )
         self._decide(phase)
+
+    def _rank(self, worker: int) -> tuple[int, int]:
+        """Whose parameters are those of the newest commit; of these the lowest number."""
+        return self._reads.get(worker, 0), -worker
 
     def _servers(self) -> tuple[int, ...]:
         """Those of the phase before, if they are there; others take the places of who is not, or all have more."""
@@ -346,7 +361,7 @@ class ServedHost(Host):
             self._enter_training(phase)
         elif phase.kind is wire.PhaseKind.TEST:
             self._prepared(phase)
-            if self.process is not None and self._works:
+            if self.process is not None and self.works:
                 self.process.deliver(phase)
             self._offer_test(phase)
         elif phase.kind is wire.PhaseKind.FINISH:
@@ -383,7 +398,7 @@ class ServedHost(Host):
 
     def _state(self) -> tuple[int, str] | None:
         """How many rounds are trained, and all parameters, where it has them."""
-        if self.process is not None and self._works:
+        if self.process is not None and self.works:
             return self.trained, repr([sorted(c) for c in self.process.state])
         return self._served([self.servers])
 
@@ -400,11 +415,11 @@ class ServedHost(Host):
         assert serving is not None
         self.servers.make_store(phase)
         if number in self.node.learners:
-            self.trained = phase.settings["trained"]
+            self.trained, self.last_read = phase.settings["trained"], self.committed
         if self.trained != phase.settings["trained"]:
             self.lan.checks.fail(f"{self.name} has {self.trained} rounds, {phase.settings}")
         if self.process is None:
-            self.process = ServedProgram(self)
+            self.process = ServedProgram(self, handed_out(self))
         if number not in serving.servers:
             self.process.deliver(phase)
             return
@@ -421,7 +436,7 @@ class ServedHost(Host):
             self.later(_FILL_S * self.lan.odds.random.random(), lambda: self._fill(phase, part))
 
     def _fill(self, phase: Phase, part: range) -> None:
-        """Its part comes from the worker's store, or from its own program at the job's start."""
+        """Its part comes from what the worker has kept of a commit, or from its own program at the job's start."""
         serving, lan, filled_from = phase.serving, self.lan, phase.settings["source"]
         if self.phase is not phase or serving is None:
             return
@@ -435,8 +450,9 @@ class ServedHost(Host):
                 self.later(_FILL_S, lambda: self._fill(phase, part))
                 return
             lan.checks.served.fills(self, source)
-            each = len(source.servers.store) // phase.fragments
-            contents = {i: source.servers.store[i * each].content for i in part}
+            if kept := source.process.kept if source.process is not None else ():
+                each = len(kept) // phase.fragments
+                contents = {i: dict(kept[i * each]) for i in part}
         lan.parts += 1
         self.servers.coming = Part(lan.parts, phase.first_round, part, contents)
         rank = serving.servers.index(self.node.number)
@@ -474,6 +490,12 @@ class ServedHost(Host):
         word = int.from_bytes(digest[:4], "big") | 1
         self.do(self.node.read(self.clock(), round_, word))
         self._judge(round_)
+
+    def program_catches_up(self, round_: int) -> None:
+        """It has pulled the last commit in the next phase only."""
+        self.lan.checks.served.catches_up(self)
+        self.last_read = round_
+        self.do(self.node.read(self.clock(), round_))
 
     def program_tests(self, phase: Phase, state: State) -> None:
         """It tests what it has read last."""

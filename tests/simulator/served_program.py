@@ -28,11 +28,18 @@ State = tuple[frozenset[tuple[Token, Weight]], ...]
 
 
 class ServedProgram:
-    """One process. `hung` and `blank` are as in other jobs' programs."""
+    """One process. `hung` and `blank` are as in other jobs' programs.
 
-    def __init__(self, host: ServedHost) -> None:
+    Args:
+        kept: the parameters of the last commit, as they were handed out.
+
+    Attributes: `kept`, of the last commit that it has pulled; `behind`, there is a later one.
+    """
+
+    def __init__(self, host: ServedHost, kept: State) -> None:
         self.host, self.lan = host, host.lan
-        self.hung = self.blank = False
+        self.hung = self.blank = self.behind = False
+        self.kept = kept
         self.state: State = ()  # that it has pulled last
         self._inbox: deque[Any] = deque()
         self._next: Phase | None = None
@@ -85,7 +92,12 @@ class ServedProgram:
         """What was pulled in a round that was left in the middle is forgotten: everything is pulled again."""
         self.host.program_prepared(phase)
         round_ = max(phase.first_round, self.host.node.open_round)
-        if not (yield from self._pull(round_)) or self._next:
+        if not (yield from self._pull(round_)):
+            return
+        if self.behind:
+            self.behind, self.kept = False, self.state
+            self.host.program_catches_up(round_ - 1)
+        if self._next:
             return
         while (yield from self._compute()):
             version = 0
@@ -107,8 +119,10 @@ class ServedProgram:
                 if not (yield from self._compute()):
                     return
             round_ += 1
+            self.behind = True
             if not (yield from self._pull(round_)):
                 return
+            self.behind, self.kept = False, self.state
             yield 1e-4
             digest = hashlib.blake2b(repr([sorted(c) for c in self.state]).encode()).digest()
             self.host.program_reads(round_ - 1, self.state, digest)

@@ -61,6 +61,8 @@ class ServedLan(Lan):
             conditions.loss > 0.01
         ):  # in the simulator's short windows a lost one costs a whole time-out
             self.fragments = min(self.fragments, 4)
+        elif conditions.loss:
+            self.patience = 3  # seed 730387: 12 rounds of 5 s each
         self.servers = rng.choice((1, 1, 2, 3))
         self.every = rng.choice((0, 1, 2, 4, 8))
         self.parts = 0

@@ -390,7 +390,7 @@ class ServersKernel:
 
     def _hear_taken(self, frame: ServedFrame, serving: Serving) -> str:
         if frame.reason:
-            self.host.wake(self.host.refused_up, frame.sender)
+            self.host.wake(self.host.refused_up, frame.sender, frame.number)
             return ""
         if self._server(serving, frame.index) != frame.sender:
             return "stranger"

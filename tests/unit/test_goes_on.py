@@ -13,7 +13,9 @@ from nicps import wire
 from nicps.protocol import Committed, ReadByAll, Send, SendServed, ServerLost, Timings, View
 from nicps.protocol.carried import Carried, Offer, Pending
 from nicps.protocol.exchange.servers import Begun
+from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import AdaptiveTimeout
+from nicps.protocol.rings import Rings
 from nicps.protocol.served_ring import ServedRing
 from nicps.protocol.signals import Silent, Steps
 from nicps.protocol.token import Line, TokenState
@@ -91,14 +93,67 @@ def test_a_step_waits_for_go() -> None:
     assert types(steps) == {PUSH}
 
 
-def test_in_a_phases_first_round_nothing_is_waited_for() -> None:
-    kernel = ServedKernel()
+def first_round(number: int, *, behind: bool = False) -> ServedRing:
+    """In the first round of a phase."""
     phase = phase_of(first_round=NEXT)
+    carried = Carried.at_the_start(phase, behind=behind)
     timeout = AdaptiveTimeout(TIMINGS)
-    ring = ServedRing(phase, VIEW, 2, kernel, TIMINGS, timeout, None, START)
+    return ServedRing(phase, VIEW, number, ServedKernel(), TIMINGS, timeout, carried, START)
+
+
+def test_in_a_phases_first_round_a_step_waits_for_go_too() -> None:
+    """Another worker may not have pulled the last commit, as a server was lost: in this phase it does."""
+    ring = first_round(2)
     assert not types(ring.step(START, step())), "the phase is not in force"
-    assert types(ring.on_token(START, token(5))) == {PUSH}
-    assert ring.deadline() < math.inf
+    steps = ring.on_token(START, token(5, read=NEXT - 3))
+    assert wants(steps) == [(NEXT, 0, ROUND)] and not types(steps)
+    assert types(ring.on_want(START, said(1, GOES_ON))) == {PUSH}
+
+
+def test_a_worker_that_lacks_the_last_commit_tells_when_it_has_it() -> None:
+    ring = first_round(2, behind=True)
+    assert not wants(ring.on_token(START, token(5, read=NEXT - 3)))
+    assert types(ring.pull(START, ())) == {PULL}
+    assert wants(ring.read(START, ROUND, 0)) == [(NEXT, 0, ROUND)]
+
+
+def test_the_lead_waits_in_a_phases_first_round_for_a_worker_that_is_behind() -> None:
+    ring = first_round(1)
+    ring.create(START)
+    assert not wants(ring.on_want(START, said(2)))
+    assert not wants(ring.on_want(START, said(3, read=ROUND - 1)))
+    assert (NEXT, GOES_ON, ROUND) in wants(ring.on_want(START, said(3)))
+
+
+def test_the_first_round_of_all_has_nothing_before_it() -> None:
+    assert Carried.at_the_start(phase_of(first_round=1), behind=True).read == 0
+
+
+@pytest.mark.parametrize("known", ["nothing", "read", "not read", "evicted"])
+def test_what_a_program_has_read_is_known_in_the_next_phase(known: str) -> None:
+    """Whoever comes back after it was evicted is given the state of the last commit."""
+    host = LocalHost(VIEW.members[1].mac, "h2", NodeState.MEMBER, VIEW, 2)
+    rings = Rings(host, ServedKernel(), TIMINGS, AdaptiveTimeout(TIMINGS))
+    if known != "nothing":
+        phase = phase_of()
+        rings.note_committed(Committed(phase, ROUND, {2: 4}, -40, -40, phase.exchange, 3, (4, 1)))
+        rings.note_read(ROUND - (known != "read"))
+    if known == "evicted":
+        rings.close()
+    rings.prepare(START, phase_of(first_round=NEXT + 1))
+    ring = rings.enter_coming()
+    said_first = wants(ring.on_token(START, token(5, NEXT + 1, read=NEXT - 2)))
+    assert said_first == ([] if known == "not read" else [(NEXT + 1, 0, NEXT)])
+
+
+def test_what_a_host_commits_as_it_leaves_is_not_counted() -> None:
+    host = LocalHost(VIEW.members[1].mac, "h2", NodeState.STANDBY, VIEW, 2)
+    rings = Rings(host, ServedKernel(), TIMINGS, AdaptiveTimeout(TIMINGS))
+    phase = phase_of()
+    rings.note_committed(Committed(phase, ROUND, {2: 4}, -40, -40, phase.exchange, 3, (4, 1)))
+    host.state = NodeState.MEMBER
+    rings.prepare(START, phase_of(first_round=NEXT))
+    assert wants(rings.enter_coming().on_token(START, token(5, read=NEXT - 3)))
 
 
 @pytest.mark.parametrize("heard", ["the lead", "its mark", "an offer", "before the view"])
@@ -280,6 +335,19 @@ def test_the_lead_tells_what_each_has_read_once_a_server_is_lost() -> None:
     whole = lead()
     whole.on_want(START, said(2))
     assert not [one for one in whole.on_want(START, said(3)) if isinstance(one, ServerLost)]
+
+
+@pytest.mark.parametrize("later", [0, 1, 2, 9])
+def test_who_replaces_a_server_is_known_only_once_each_has_told(later: int) -> None:
+    """However old the phase is: the open round says of each worker that it has read the last but two."""
+    view, round_ = replace(VIEW, live=frozenset({1, 2, 3})), NEXT + later
+    carried = Carried(round_, -40, round_ - 1)
+    timeout = AdaptiveTimeout(TIMINGS)
+    ring = ServedRing(phase_of(), view, 1, ServedKernel(), TIMINGS, timeout, carried, START)
+    steps = ring.create(START) + ring.on_want(START, said(3, round_=round_, read=round_ - 2))
+    assert not [one for one in steps if isinstance(one, ServerLost)]
+    steps = ring.on_want(START, said(2, round_=round_, read=round_ - 1))
+    assert ServerLost({2: round_ - 1, 3: round_ - 2}) in steps
 
 
 def test_a_lead_that_promises_another_view_gives_no_go() -> None:

@@ -125,6 +125,18 @@ def test_servers_that_train_are_fewer_in_the_end() -> None:
     assert replace_servers((1,), (4,), whole, train=True) == (4,)
 
 
+def test_of_servers_that_train_those_that_are_behind_fill_no_part() -> None:
+    """The others train on from the newest round, so no part may be of the one before."""
+    whole = view(1, 2, 3, 4, 5)
+    reads = {1: 9, 3: 8, 4: 9, 5: 9}
+    assert replace_servers((2, 1), (1, 3, 4, 5), whole, reads, train=True) == (5, 1)
+    assert replace_servers((2, 1), (1, 3), whole, reads, train=True) == (1,)
+    assert replace_servers((2, 1, 3), (1, 3), whole, reads, train=True) == (1,)
+    assert replace_servers((2, 3), (3, 4), whole, reads, train=True) == (4, 3), "what 3 has stays"
+    assert replace_servers((2, 5, 3), (3, 4), whole, reads, train=True) == (4,)
+    assert replace_servers((2, 1), (1, 3), whole, {1: 8, 3: 9}, train=True) == (3, 1)
+
+
 # ---- what a host needs
 
 PHASE = Phase(

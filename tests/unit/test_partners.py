@@ -126,7 +126,7 @@ def test_what_a_partner_lacks_does_not_concern_the_servers() -> None:
         kernel.take(1, set().union(*(indices(a) for a in actions)))
         actions = steps.advance(0.0)
     before = {*of_member(actions, 3)}
-    steps.hear_refusal(0.0, 3)
+    steps.hear_refusal(0.0, 3, 1)
     assert steps.advance(0.0015) == [], "nothing of the servers is due"
     again = steps.advance(0.002)
     assert {a.to for a in again} == {3}
@@ -139,7 +139,7 @@ def test_what_a_partner_lacks_does_not_concern_the_servers() -> None:
 def refused(steps: Steps, now: float) -> tuple[float, list[SendServed]]:
     """The partner has nothing: until the servers are asked for its set."""
     while True:
-        steps.hear_refusal(now, 3)
+        steps.hear_refusal(now, 3, 1)
         now = steps.deadline()
         actions = steps.advance(now)
         if {a.to for a in actions} - {3}:
@@ -164,6 +164,22 @@ def test_a_partner_that_lacks_it_all_is_asked_five_times() -> None:
     assert {a.to for a in actions} == {1} and of_member(actions, 1) <= {*range(SETS, ROOM)}
 
 
+@pytest.mark.parametrize(("number", "heard"), [(1, True), (0, False), (2, False)])
+def test_a_refusal_of_another_pull_says_nothing(number: int, heard: bool) -> None:
+    """An attacker sends it again, as often as it likes: the partner is asked on, and not given up."""
+    kernel = ServedKernel()
+    steps = own_set_whole(kernel)
+    due, now, asked = steps.deadline(), 0.0, list[SendServed]()
+    for _ in range(6):
+        steps.hear_refusal(now, 3, number)
+        assert heard or steps.deadline() == due
+        now = steps.deadline() if heard else now
+        asked += steps.advance(now)
+    assert bool({a.to for a in asked} - {3}) is heard
+    if not heard:
+        assert not asked, "nothing is late"
+
+
 def test_a_silent_partner_costs_the_servers_line() -> None:
     """It is no fault of a server's (R16), and it is not reported."""
     kernel = ServedKernel()
@@ -186,7 +202,7 @@ def test_a_partner_that_gives_something_is_asked_on() -> None:
     now, come = 0.0, SETS
     while not steps.whole:
         for _ in range(3):
-            steps.hear_refusal(now, 3)
+            steps.hear_refusal(now, 3, 1)
             now = steps.deadline()
             actions = steps.advance(now)
             assert {a.to for a in actions} <= {3}

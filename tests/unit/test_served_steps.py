@@ -163,7 +163,7 @@ def test_where_nothing_comes_a_few_are_sent_again() -> None:
 def test_after_a_refusal_it_is_sent_again_soon() -> None:
     steps = worker(ServedKernel())
     push(steps, 0.0, 1)
-    steps.hear_refusal(0.0, 4)
+    steps.hear_refusal(0.0, 4, 1)
     assert steps.deadline() == pytest.approx(0.001)
     assert len(steps.advance(0.001)) == 2
 
@@ -221,7 +221,7 @@ def test_the_servers_are_asked_where_a_partner_does_not_answer() -> None:
         kernel.take(1, range(230))
         steps.advance(now)
     for _ in range(20):
-        steps.hear_refusal(now, 3)
+        steps.hear_refusal(now, 3, 1)
         now = steps.deadline()
         asked = steps.advance(now)
         if {action.to for action in asked} != {3}:

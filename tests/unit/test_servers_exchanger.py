@@ -235,17 +235,17 @@ def test_without_a_server_nothing_begins_and_nothing_goes_on() -> None:
 def test_a_refusal_is_asked_again_soon() -> None:
     part = member()
     part.push(0.0, Begun(PUSH, 5))
-    part.hear_refusal(0.0, 4)
+    part.hear_refusal(0.0, 4, 5)
     assert part.deadline() == pytest.approx(0.001)
 
 
 def test_before_go_nobody_offers() -> None:
     part = member()
-    assert part.may_enter(), "the phase's first round"
-    part.open(ROUND + 1)
-    assert not part.may_enter()
-    part.goes_on = ROUND + 1
-    assert part.may_enter()
+    for round_ in (ROUND, ROUND + 1):  # also in the phase's first one
+        part.open(round_)
+        assert not part.may_enter()
+        part.goes_on = round_
+        assert part.may_enter()
 
 
 # ---- R16

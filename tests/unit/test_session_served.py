@@ -224,6 +224,13 @@ def test_a_pull_after_a_commit_comes_before_a_test(small: Agent) -> None:
     assert small.session.next_phase().kind == "test"
 
 
+def test_what_was_pulled_late_is_told(small: Agent) -> None:
+    """It has no digest: the servers may have lost what that commit came to."""
+    small.begin()
+    small.served.caught_up(ROUND - 1)
+    assert small.take() == {"op": "read", "round": ROUND - 1, "digest": ""}
+
+
 def test_a_round_can_be_committed_while_a_server_pulls(small: Agent) -> None:
     """Workers do not wait for a host that only serves. What it was told meanwhile is not lost."""
     small.begin()

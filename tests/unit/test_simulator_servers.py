@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nicps.exchange import Exchange
+from nicps.protocol import Phase, View
 from nicps.protocol.goes_on import GoesOn
 from nicps.protocol.served_ring import ServedRing
 from tests.simulator import partners, schedules, served_schedules, servers
@@ -63,6 +64,16 @@ def saves_nothing(patch: pytest.MonkeyPatch) -> None:
 def goes_on_at_once(patch: pytest.MonkeyPatch) -> None:
     """Nobody waits until all have read the round before."""
     patch.setattr(GoesOn, "is_read", lambda self, round_: True)
+
+
+def begins_a_phase_at_once(patch: pytest.MonkeyPatch) -> None:
+    """In its first round nobody waits until all have pulled the last commit."""
+    make = GoesOn.__init__
+
+    def make_known(self: GoesOn, phase: Phase, view: View, known: int) -> None:
+        make(self, phase, view, max(known, phase.first_round))
+
+    patch.setattr(GoesOn, "__init__", make_known)
 
 
 def adds_what_is_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -121,6 +132,7 @@ def run_all(seeds: range) -> None:
     ("mistake", "seeds", "found"),
     [
         (goes_on_at_once, range(5, 10), "6: "),
+        (begins_a_phase_at_once, range(730097, 730098), "6: "),
         (adds_what_is_dropped, range(6), "7: "),
         (forgets_what_is_begun, range(30), "the job has not ended"),
         (passes_on_what_is_old, range(30), "11: "),

@@ -141,9 +141,9 @@ class ServersExchanger(Exchanger):
             *self.advance(now),
         ]
 
-    def hear_refusal(self, now: float, member: int) -> None:
+    def hear_refusal(self, now: float, member: int, number: int) -> None:
         """That member has answered that it cannot do something yet."""
-        self._steps.hear_refusal(now, member)
+        self._steps.hear_refusal(now, member, number)
 
     @property
     def version(self) -> int:
@@ -160,8 +160,8 @@ class ServersExchanger(Exchanger):
     # ---- what the control asks
 
     def may_enter(self) -> bool:
-        """Before GO nobody offers. A phase's first round needs none."""
-        return not self.lacks_server and self._round <= max(self._phase.first_round, self.goes_on)
+        """Before GO nobody offers."""
+        return not self.lacks_server and self._round <= self.goes_on
 
     def wants_token(self, token: TokenState) -> bool:
         """To mark itself, or to commit."""

@@ -173,11 +173,16 @@ class Steps:
             self._progress.note(now, have, asked)
         return sent
 
-    def hear_refusal(self, now: float, member: int) -> None:
+    def hear_refusal(self, now: float, member: int, number: int) -> None:
         """That member has answered that it cannot do something yet: `deadline` is soon.
 
         The kernel reports at most one refusal in a tick of its clock: it may stand for those of other servers.
+
+        Args:
+            number: of the step or the pull that it refuses. What is sent again of an earlier one says nothing.
         """
+        if number != self.number:
+            return
         serves = member in self._serving.servers
         for window in self._windows:
             if window.here == window.end or serves == self._is_partners(window):

@@ -143,6 +143,16 @@ def stored() -> Serving:
     s.held("a partner has all", STORED, index=3, number=6, version=4, header={"sender": 5})
     s.held("the first, of an earlier pull", "round", number=5)
     s.held("the second, of an earlier pull", DUPLICATE, index=1, number=5)
+    partners: Fields = {"sender": 5}
+    for say, counter, number, index in (
+        ("has come by now: sent again", DUPLICATE, 6, 1),
+        ("of an earlier pull", DUPLICATE, 5, 1),
+        ("of the next one", "refused", 7, 1),
+        ("has not come", "refused", 6, 0),
+        ("behind the end", "refused", 6, 4),
+    ):
+        of: Fields = {"number": number, "index": index, "reason": ABSENT}
+        s.taken(f"a refusal, {say}", counter, header=partners, **of)
     s.held("number 0", MALFORMED, number=0)
     s.held("16 bits", MALFORMED, number=6, width=16)
     s.held("another count of fragments", MALFORMED, number=6, fragments=3)
@@ -190,7 +200,12 @@ def acknowledged() -> Serving:
     for round_ in (ROUND - 1, ROUND + 1):
         s.taken(f"of round {round_}", "round", number=3, header={"round": round_})
     for reason in (SYNCHRONISING, NOT_YET, ABSENT, FULL):
-        s.taken(f"refused, reason {reason}", "refused", number=3, reason=reason, heard=True)
+        why: Fields = {"number": 3, "reason": reason}
+        s.taken(f"refused, reason {reason}", "refused", index=2, heard=True, **why)
+        s.taken("what is added by now: sent again", DUPLICATE, heard=False, **why)
+        s.taken("a pull's fragment of that number", "refused", fragments=5, **why)
+        s.taken("of an earlier step", DUPLICATE, reason=reason, number=2)
+        s.taken("of a later one", "refused", reason=reason, number=4)
     s.taken(
         "a refusal of one that is asked nothing", STRANGER, number=3, reason=1, header={"sender": 5}
     )
