@@ -25,18 +25,13 @@ _UNEQUAL = (
 
 
 class Times(Protocol):
-    """Of one round, on the clock: this member had offered; all had; the channel's next one was open; its mean was
-    there.
-    """
+    """Of one round, on the clock: this member had offered; all had; its mean was there."""
 
     @property
     def offered(self) -> float: ...
 
     @property
     def listed(self) -> float: ...
-
-    @property
-    def committed(self) -> float: ...
 
     @property
     def done(self) -> float: ...
@@ -71,8 +66,7 @@ class _Spans:
     forward: float
     rest: float
     updating: float
-    rounds: tuple[tuple[int, float], ...]  # numbers and seconds, until they were committed
-    reading: float  # seconds, of all
+    rounds: tuple[tuple[int, float], ...]  # numbers and seconds
     answer: float  # from an offer until all have offered, where nobody is late
     slower: float  # so many times as long do the slowest member's passes take
 
@@ -164,8 +158,7 @@ class Measured:
             forward,
             now - step.ended,
             step.updating,
-            tuple((size, times.committed - times.listed) for size, times in step.rounds),
-            sum(times.done - times.committed for _, times in step.rounds),
+            tuple((size, times.done - times.listed) for size, times in step.rounds),
             answer,
             max(late, default=1.0),
         )
@@ -187,15 +180,12 @@ class Measured:
         )
         rest = slower * median(each.rest for each in steps)
         update = median(each.updating for each in steps) / sum(timing.nbytes)
-        reading = median(each.reading for each in steps) / sum(timing.nbytes)
         rounds = [(size * self._bytes, seconds) for each in steps for size, seconds in each.rounds]
         answer = median(each.answer for each in steps)
-        return timing, _line(rounds, answer, update, reading), rest
+        return timing, _line(rounds, answer, update), rest
 
 
-def _line(
-    rounds: Sequence[tuple[int, float]], answer: float, update: float, reading: float
-) -> Line:
+def _line(rounds: Sequence[tuple[int, float]], answer: float, update: float) -> Line:
     """The line, by bytes and seconds of rounds from their closed lists on; `answer` comes before.
 
     Rounds of about the same size do not say what a round costs beside its bytes. Then the marks, which are what the
@@ -204,6 +194,6 @@ def _line(
     sizes = [nbytes for nbytes, _ in rounds]
     if max(sizes) > _UNEQUAL * min(sizes):
         line = Line.fitted(rounds)
-        return Line(line.latency + answer, line.pace, update, reading)
+        return Line(line.latency + answer, line.pace, update)
     whole = sum(max(0.0, seconds - answer) for _, seconds in rounds)
-    return Line(2 * answer, whole / sum(sizes), update, reading)
+    return Line(2 * answer, whole / sum(sizes), update)

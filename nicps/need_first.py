@@ -54,16 +54,14 @@ class Line:
     """The cost of rounds on the line.
 
     Attributes:
-        latency: seconds of a round beside its bytes: offer, mark.
+        latency: seconds of a round beside its bytes: offer, mark, reading.
         pace: seconds a byte.
-        update: seconds a byte to update a sum's parameters, in which nothing is computed.
-        reading: seconds a byte to read a sum. The channel's next round is on its way then.
+        update: seconds a byte to read a sum and update its parameters.
     """
 
     latency: float
     pace: float
     update: float = 0.0
-    reading: float = 0.0
 
     @classmethod
     def fitted(cls, rounds: Sequence[tuple[int, float]], update: float = 0.0) -> Line:
@@ -171,8 +169,7 @@ def step_seconds(
     """From the beginning of one backward pass to that of the next, if each part is on that channel.
 
     One line; at any time it has the open round of the highest channel. A channel's rounds come in the order in which
-    they are released, and the next one is open once the one before is committed, and is then read. Forward waits for
-    each part.
+    they are released, and the next one is open once the one before is committed. Forward waits for each part.
     """
     arrives = _arrivals(line, parts, channels)
     clock, before = timing.backward, 0.0
@@ -211,8 +208,7 @@ def _arrivals(line: Line, parts: Sequence[Part], channels: Sequence[int]) -> lis
             continue
         now += left[channel]
         queue = queues[channel]
-        free, index = now + line.latency, queue.pop()
-        arrives[index] = free + parts[index].nbytes * line.reading
+        free = arrives[queue.pop()] = now + line.latency
         if queue:
             opens[channel] = max(free, parts[queue[-1]].released)
             left[channel] = parts[queue[-1]].nbytes * line.pace

@@ -28,11 +28,6 @@ class Times(NamedTuple):
     listed: float
     done: float
 
-    @property
-    def committed(self) -> float:
-        """As `nicps.measuring.Times`: a channel's next call goes out once the one before is done."""
-        return self.done
-
 
 class _Line:
     """Parts that go out one after the other. `passed`: so many have, in this step."""

@@ -99,12 +99,6 @@ def test_a_queue(each: float, latency: float, channels: tuple[int, ...], seconds
     assert step_seconds(TWO, Line(latency, each / 10), PARTS, channels) == pytest.approx(seconds)
 
 
-def test_a_sum_is_read_while_the_next_round_is_on_its_way() -> None:
-    """1 s for each part: on one channel the front is there at 9, as if nothing were read, and is read at 10."""
-    line = Line(0.0, 0.4, 0.0, 0.1)
-    assert step_seconds(TWO, line, PARTS, (0, 0)) == pytest.approx(12.0 + 1.0)
-
-
 def test_updates_take_the_time_of_forward() -> None:
     """1 s for each part: backward until 4, the front is there at 5 and updated at 6, then 1 s of forward, and so on."""
     slow = Line(0.0, 0.1, 0.1)

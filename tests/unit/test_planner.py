@@ -25,7 +25,6 @@ BUFFERS = [{"name": "mean", "kind": "buffer", "shape": [100]}]
 ROOM = 4 * LAYERS * SIZE / 2**20  # the whole vector: the first plan has a round on each channel
 PACE = 1.0 / (LAYERS * SIZE)  # all bytes take a second
 BACKWARD, FORWARD, REST, ANSWER, ALPHA, UPDATE = 0.7, 0.3, 0.05, 0.003, 0.003, 0.024
-READING = 0.012
 TIMING = Timing(
     (SIZE,) * LAYERS,
     tuple(BACKWARD * (LAYERS - k) / LAYERS for k in range(LAYERS)),
@@ -33,7 +32,7 @@ TIMING = Timing(
     BACKWARD,
     FORWARD,
 )
-LINE = Line(ALPHA + ANSWER, PACE, UPDATE / LAYERS / SIZE, READING / LAYERS / SIZE)
+LINE = Line(ALPHA + ANSWER, PACE, UPDATE / LAYERS / SIZE)
 
 
 def parts_of(channels: int = 4, *, buffers: bool = False) -> Parts:
@@ -56,10 +55,8 @@ def train(planner: Planner, parts: Parts, steps: int, slower: float = 1.0) -> No
             released = TIMING.released[min(piece.here.start // SIZE, LAYERS - 1)]
             offered = max(free, now + released)
             listed = max(offered, now + released * slower) + ANSWER
-            numbers = piece.here.stop - piece.here.start
-            committed = listed + ALPHA + numbers * PACE
-            free = committed + numbers * READING / LAYERS / SIZE
-            rounds.append((piece, Times(offered, listed, committed, free)))
+            free = listed + ALPHA + (piece.here.stop - piece.here.start) * PACE
+            rounds.append((piece, Times(offered, listed, free, free)))
         forward = now + BACKWARD
         planner.begin_forward(forward)
         needed = {index: forward + use for index, use in enumerate(TIMING.needed)}
