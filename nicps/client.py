@@ -13,7 +13,6 @@ and sums are read where the kernel adds them up. Rules R8, R11 to R15.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -138,9 +137,7 @@ class Session:
             prepare(format, self.settings)
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
-        left = Residual(format)
-        if residual is not None:
-            left.kept, left.limit = residual, math.inf
+        left = Residual(format, residual)
         whose = Arena(arena, message.fragments), doorbell, self.number
         self._memory = Memory(format, left, *whose, whole=not (several or planned))
         if planned:
