@@ -133,8 +133,7 @@ class Session:
         self._format = format = LaneFormat(
             lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
         )
-        if not (several or planned):
-            prepare(format, self.settings)
+        prepare(format, self.settings)
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
         left = Residual(format, residual)

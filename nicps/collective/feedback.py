@@ -12,6 +12,7 @@ import numpy as np
 
 from nicps.session.absolute import I8, AbsoluteQuantiser, AbsoluteSummer, Lanes, largest_finite
 from nicps.session.lanes import F32, LaneFormat, Residual
+from nicps.session.loops import loops_there
 from nicps.session.sized import Outcome
 from nicps.wire import NOT_FINITE
 
@@ -36,6 +37,7 @@ class Compressed:
         self._residual = Residual(format, residual)
         self._quantiser = AbsoluteQuantiser(format, self._residual)
         self._summer = AbsoluteSummer(format)
+        self._quantiser.loops = self._summer.loops = loops_there(format)
 
     def bound(self) -> int:
         """As `Vector`: no number is larger than the norms of vector and residual together."""

@@ -50,6 +50,11 @@ def loops_for(format: LaneFormat) -> Loops | None:
         return _made[format.width]
 
 
+def loops_there(format: LaneFormat) -> Loops | None:
+    """As `loops_for`, but only what was compiled before: nothing is compiled in the middle of a call."""
+    return _made.get(format.width) if format.lanes >= LEAST_NUMBERS else None
+
+
 class Loops:
     """The loops for lanes of one width. Each method returns whether it has done its work: if not, nothing is changed.
 

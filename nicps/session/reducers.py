@@ -44,10 +44,13 @@ class Standing:
 def prepare(format: LaneFormat, settings: Mapping[str, Any]) -> None:
     """Compile what a job's vectors need, before the other members wait for this one, unless it cannot be needed.
 
-    A job that leaves its exchange open may have stripes.
+    A job that leaves its exchange open may have stripes. Factors of low rank have no error feedback in lanes.
+
+    Args:
+        format: of the longest round.
     """
     asked = settings.get("exchange", "auto") in ("auto", Exchange.STRIPES.name)
-    if asked and settings.get("system", "R") == "R":
+    if asked and settings.get("system", "R") == "R" and not settings.get("rank"):
         loops_for(format)
 
 
