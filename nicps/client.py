@@ -13,7 +13,6 @@ and sums are read where the kernel adds them up. Rules R8, R11 to R15.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -138,13 +137,11 @@ class Session:
         prepare(format if residual is None else replace(format, lanes=len(residual)), self.settings)
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
-        left = Residual(format)
-        if residual is not None:
-            left.kept, left.limit = residual, math.inf
+        left = Residual(format, residual)
         whose = Arena(arena, message.fragments), doorbell, self.number
-        self._memory = Memory(format, left, *whose, several=several, planned=planned)
-        if self._memory.planned is not None:
-            shared = self.number, self._memory.planned, self._talk.mail
+        self._memory = Memory(format, left, *whose, whole=not (several or planned))
+        if planned:
+            shared = self.number, self._memory.rounds, self._talk.mail
             self.channels = Channels(*shared, self._send, self._due, self._forget_state)
         kept = lanes if residual is None else len(residual)
         self._residual = ResidualFile(left, kept, self.workdir)
@@ -221,8 +218,8 @@ class Session:
 
     def progress(self, round_: int, samples: int) -> None:
         """A micro-batch is done; `samples` of the round so far."""
-        whole = self._shared().sized is None  # otherwise no samples are counted in a round
-        self._send(shared_form.Progress(round_, samples) if whole else shared_form.Alive())
+        several = shared_form.has_steps(self.settings)  # no samples are counted in a round then
+        self._send(shared_form.Alive() if several else shared_form.Progress(round_, samples))
         self._talk.note_urgent()
 
     def contribute(self, round_: int, vector: F32, samples: int, *, finite: bool = True) -> None:
@@ -240,11 +237,10 @@ class Session:
         if samples < 1:
             raise JobFailed(f"round {round_}: a gradient of {samples} samples cannot be counted")
         reducer = self._reduces()
-        unit, skip = reducer.wanted(vector, finite=finite)
-        conversion = 0 if skip else reducer.begin(round_)
+        offer = reducer.offer(round_, vector, samples, finite=finite)
         self._offered, self._vector = round_, vector
-        self._send(shared_form.Offer(round_, samples, unit, skip, conversion))
-        if not skip:
+        self._send(offer)
+        if not offer.skip:
             reducer.convert(round_, vector)
 
     def wait_commit(self, round_: int, out: F32 | None = None) -> Commit | None:
@@ -278,7 +274,7 @@ class Session:
         Args:
             call: a checksum of what is called.
         """
-        rounds = self._shared().rounds
+        rounds = self._shared().rounds.of(0)
         if self._talk.next is None and not self.closed(round_):
             self._offered, self._vector = round_, None
             self._send(rounds.begin(round_, vector, call))

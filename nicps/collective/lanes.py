@@ -7,8 +7,6 @@ rounded nothing away.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +17,7 @@ from nicps.session.absolute import (
     Lanes,
     exponent_for,
     exponents_of,
+    largest_finite,
     scale_of,
 )
 from nicps.session.lanes import F32, LEAST_EXPONENT, LaneFormat
@@ -32,22 +31,12 @@ I32 = npt.NDArray[np.int32]
 FORMAT = LaneFormat(1 << 40, 32)
 PER_FRAGMENT = FORMAT.per_fragment
 _ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
-_LEAST_SQUARE = 2.0**-100
 _NOTHING = np.zeros(FORMAT.batch * PER_FRAGMENT, np.float32)  # a residual of a batch
 
 
 def fragments_of(numbers: int, width: int = 32) -> int:
     """Fragments of so many numbers; at least one."""
     return LaneFormat(numbers, width).fragments
-
-
-def largest_finite(vector: F32) -> float:
-    """An upper bound of the finite magnitudes in a vector: its norm, or where that says nothing, the largest."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = float(np.dot(vector, vector))
-    if _LEAST_SQUARE <= square < math.inf:
-        return math.sqrt(square)
-    return float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
 
 
 class Floats:

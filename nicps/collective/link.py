@@ -21,7 +21,7 @@ from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.fields import Message, encode
 from nicps.session.mailbox import Mailbox
 from nicps.session.messages import Error, JoinGroup
-from nicps.session.planned import PlannedRounds
+from nicps.session.planned import MemberRounds
 from nicps.session.shared_form import ChannelPlan
 from nicps.session.sized import Round, Vector
 
@@ -52,7 +52,7 @@ class Link:
         self.live = frozenset(self.names)
         self.room = int(welcome.settings["room"])
         self.plan: tuple[ChannelPlan, ...] = (ChannelPlan(0, (self.room,)),)
-        self._rounds: PlannedRounds | None = None
+        self._rounds: MemberRounds | None = None
         self._open = [0]  # the round of each channel that this program is to offer next
         self._leads = False
         self._decided: dict[int, shared_form.Decide] = {}  # of each channel's last round
@@ -114,7 +114,7 @@ class Link:
         _, fds = self._await(deadline, shared_form.Store)
         self.store = Store(Channel.connect(f"fd:{fds[0]}"))
         message, fds = self._await(deadline, shared_form.Arena)
-        self._rounds = PlannedRounds(self.number, Arena(fds[0], message.fragments), fds[1])
+        self._rounds = MemberRounds(self.number, Arena(fds[0], message.fragments), fds[1])
         self._await(deadline, shared_form.Phase)
         self._mail.begin(planned=True)
 
@@ -269,7 +269,7 @@ class Link:
 
     # ---- messages
 
-    def _memory(self) -> PlannedRounds:
+    def _memory(self) -> MemberRounds:
         assert self._rounds is not None, "the agent has sent no memory"
         return self._rounds
 

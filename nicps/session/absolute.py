@@ -9,6 +9,7 @@ lanes of zero. See docs/stripes.md, "Numbers". All functions work on whole batch
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,21 @@ STEP_LIMIT_BITS = 21
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 _LEAST_SQUARE = 2.0**-100  # a sum of squares below that may have lost some
 _ROUNDED_UP = 1.0 + 2.0**-20  # of a few operations in float32
+
+
+def largest_finite(vector: F32, *, finite: bool = False) -> float:
+    """An upper bound of the finite magnitudes in a vector: its norm, or where that says nothing, the largest.
+
+    Raises:
+        NonFinite: it must be `finite`, and is not.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(np.dot(vector, vector))
+    if _LEAST_SQUARE <= square < math.inf:
+        return math.sqrt(square)
+    if finite:
+        check_finite(vector)
+    return float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
 
 
 def exponent_for(largest: float, format: LaneFormat) -> int:
@@ -77,7 +93,7 @@ class AbsoluteQuantiser:
         self.format = format
         self.loops: Loops | None = None
         self._residual = residual
-        shape = (format.batch, format.per_fragment)
+        shape = (min(format.batch, format.fragments), format.per_fragment)
         self._value = np.empty(shape, np.float32)
         self._scaled = np.empty(shape, np.float32)
         self._native = np.empty(shape, format.native)
@@ -95,14 +111,7 @@ class AbsoluteQuantiser:
         Raises:
             NonFinite: it is not.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            square = float(np.dot(vector, vector))
-        if _LEAST_SQUARE <= square < math.inf:
-            largest = math.sqrt(square)
-        else:
-            if finite:
-                check_finite(vector)
-            largest = float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
+        largest = largest_finite(vector, finite=finite)
         return exponent_for((largest + self._residual.largest()) * _ROUNDED_UP, self.format)
 
     def begin(self) -> None:
@@ -183,13 +192,21 @@ class AbsoluteQuantiser:
 
         `keep` leaves these as they are, and `drop` takes them back. No bound of the residual is known until then.
         """
-        per, rows = self.format.per_fragment, slice(first, first + len(lost))
-        here, early = slice(first * per, (first + len(lost)) * per), self._early[rows]
+        rows = slice(first, first + len(lost))
+        early = self._early[rows]
         # What is not finite has no residual, whatever became of the sum meanwhile.
         left_out = lost | early | (exponents[rows] == NOT_FINITE)
+        self.keep_part(vector, first, lanes, exponents, left_out)
+        early |= ~left_out
+
+    def keep_part(
+        self, vector: F32, first: int, lanes: Lanes, exponents: I8, left_out: BOOL
+    ) -> None:
+        """As `keep`, of `len(left_out)` fragments from `first` on, but for those left out. No bound is known then."""
+        per, rows = self.format.per_fragment, slice(first, first + len(left_out))
+        here = slice(rows.start * per, rows.stop * per)
         of_part = lanes[rows], exponents[rows], left_out
         self._replace(vector[here], self._residual.kept[here], *of_part)
-        early |= ~left_out
 
     def drop(self, vector: F32, lanes: Lanes, exponents: I8) -> None:
         """The vector converted last is not counted, or not yet: the residual is that of the vectors before it.
@@ -212,9 +229,22 @@ class AbsoluteQuantiser:
 
     def _replace(self, vector: F32, kept: F32, lanes: Lanes, exponents: I8, left_out: BOOL) -> None:
         """Make the rounding error of these fragments their residual, but for those left out."""
-        loops = self.loops
-        if loops is None or not loops.keep(vector, kept, lanes, exponents, left_out):
-            self._keep(vector, kept, lanes, exponents, left_out)
+        loops, per = self.loops, self.format.per_fragment
+        for rows, left in self._whole_fragments(kept, len(left_out)):
+            of_part = vector[rows.start * per :], left, lanes[rows], exponents[rows], left_out[rows]
+            if loops is None or not loops.keep(*of_part):
+                self._keep(*of_part)
+
+    def _whole_fragments(self, kept: F32, count: int) -> Iterator[tuple[slice, F32]]:
+        """A residual of so many fragments, to be changed in parts of whole ones: it may end where the vector ends."""
+        per, whole = self.format.per_fragment, len(kept) // self.format.per_fragment
+        if whole:
+            yield slice(0, whole), kept[: whole * per]
+        if whole < count:
+            rest, last = kept[whole * per :], np.zeros(per, np.float32)
+            last[: len(rest)] = rest
+            yield slice(whole, count), last
+            rest[:] = last[: len(rest)]
 
     def _keep(self, vector: F32, residual: F32, lanes: Lanes, exponents: I8, lost: BOOL) -> None:
         format = self.format
@@ -246,10 +276,11 @@ class AbsoluteQuantiser:
         residual, per, loops = self._residual, self.format.per_fragment, self.loops
         if not used.any():
             return
-        kept = residual.kept[first * per : (first + len(used)) * per].reshape(-1, per)
-        scale = math.ldexp(1.0, unit)
-        if loops is None or not loops.add(kept, remainders, used, scale):
-            self._add(kept, remainders, used, scale)
+        mine = residual.kept[first * per : (first + len(used)) * per]
+        for rows, left in self._whole_fragments(mine, len(used)):
+            of_part = left.reshape(-1, per), remainders[rows], used[rows], math.ldexp(1.0, unit)
+            if loops is None or not loops.add(*of_part):
+                self._add(*of_part)
         # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
         most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
         residual.limit = (residual.limit + most) * _ROUNDED_UP
@@ -335,7 +366,7 @@ class AbsoluteSummer:
     def __init__(self, format: LaneFormat) -> None:
         self.format = format
         self.loops: Loops | None = None
-        shape = (format.batch, format.per_fragment)
+        shape = (min(format.batch, format.fragments), format.per_fragment)
         self._native = np.empty(shape, format.native)
         self._value = np.empty(shape, np.float32)
 

@@ -110,15 +110,19 @@ def check_finite(vector: F32) -> None:
 class Residual:
     """What rounding has left over of the vectors that were counted, in whichever way they were converted.
 
-    Attributes: `kept`, float32 (fragments * per_fragment,), always finite; `next`, what takes its place if the vector
-    converted last is counted. No magnitude in them is larger than `limit` and `next_limit`; infinity: not known.
+    Args:
+        kept: where it is, if not in memory of its own: float32 (lanes,), finite. There is no `next` then.
+
+    Attributes: `kept`, float32 (fragments * per_fragment,) or as above, always finite; `next`, what takes its place if
+    the vector converted last is counted. No magnitude in them is larger than `limit` and `next_limit`; infinity: not
+    known.
     """
 
-    def __init__(self, format: LaneFormat) -> None:
+    def __init__(self, format: LaneFormat, kept: F32 | None = None) -> None:
         size = format.fragments * format.per_fragment
-        self.kept: F32 = np.zeros(size, np.float32)
-        self.next: F32 = np.zeros(size, np.float32)
-        self.limit = self.next_limit = 0.0
+        self.kept: F32 = np.zeros(size, np.float32) if kept is None else kept
+        self.next: F32 = np.zeros(size if kept is None else 0, np.float32)
+        self.limit = self.next_limit = 0.0 if kept is None else math.inf
 
     def largest(self) -> float:
         """An upper bound of the magnitudes in `kept`."""

@@ -9,9 +9,8 @@ from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.phases import Commit
-from nicps.session.planned import PlannedRounds
+from nicps.session.planned import MemberRounds
 from nicps.session.reducers import AddingReducer, Reducer, Standing, StripedReducer
-from nicps.session.sized import SizedRounds
 
 
 class Memory:
@@ -21,11 +20,9 @@ class Memory:
         format, residual: of a round's vector.
         arena, doorbell: by which the agent hears of what is converted.
         number: this member's.
-        several: a training step takes several rounds, each of a size of its own.
-        planned: it takes those of a plan.
+        whole: a training step is one round, of the whole vector.
 
-    Attributes: `arena`; `adding`, for exchanges in which lanes are multiples of a unit; `striped`, for the others, or
-    in its place `sized` or `planned`.
+    Attributes: `arena`; `adding`, for exchanges in which lanes are multiples of a unit; `rounds`, for the others.
     """
 
     def __init__(
@@ -36,41 +33,32 @@ class Memory:
         doorbell: int,
         number: int,
         *,
-        several: bool,
-        planned: bool = False,
+        whole: bool,
     ) -> None:
         self.arena = arena
-        with_all = format, residual, arena, doorbell, number
-        self.adding = AddingReducer(*with_all)
-        self.striped = None if several or planned else StripedReducer(*with_all)
-        self.sized = SizedRounds(number, arena, doorbell) if several else None
-        self.planned = PlannedRounds(number, arena, doorbell) if planned else None
+        self.adding = AddingReducer(format, residual, arena, doorbell, number)
+        self.rounds = MemberRounds(number, arena, doorbell)
+        self._striped = StripedReducer(format, residual, self.rounds, number) if whole else None
         self._reducer: Reducer | None = None
 
     @property
     def reducer(self) -> Reducer:
         """Of the phase."""
         assert self._reducer is not None, (
-            "this phase has rounds of any size, or servers, or call next_phase() first"
+            "this phase has several rounds a step, or servers, or call next_phase() first"
         )
         return self._reducer
-
-    @property
-    def rounds(self) -> SizedRounds:
-        """Of a step that takes several."""
-        assert self.sized is not None, "only of a job whose steps take several rounds"
-        return self.sized
 
     def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map the kernel's memory that comes with a message."""
         self.adding.map(message, fds)
-        for each in (self.striped, self.sized, self.planned):
-            if each is not None:
-                each.map(message, fds)
+        self.rounds.map(message, fds)
+        if self._striped is not None:
+            self._striped.map(message)
 
     def enter(self, phase: shared_form.Phase) -> None:
         """A phase begins."""
-        self._reducer = self.striped if phase.exchange.absolute else self.adding
+        self._reducer = self._striped if phase.exchange.absolute else self.adding
         if phase.exchange.served:
             self._reducer = None  # nobody reads a sum (`nicps.session.served`)
         if self._reducer is not None:
@@ -93,5 +81,5 @@ class Memory:
 
     def forget(self) -> None:
         """Another member's state was loaded."""
-        if self.striped is not None:
-            self.striped.forget()
+        if self._striped is not None:
+            self._striped.forget()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of a phase with channels (docs/channels.md): a member's memory for them.
+"""A member's memory for rounds in stripes, or with a Linux switch, on one channel or several (docs/channels.md).
 
 Each channel may be another thread's. Channels lie one behind the other in each bank.
 """
@@ -21,8 +21,8 @@ from nicps.session.sized import ChannelRounds, RoundMemory, Vector
 from nicps.session.stripes import Remainders
 
 
-class PlannedRounds:
-    """Own lanes, sums and remainders of all channels.
+class MemberRounds:
+    """Own lanes, sums and remainders of all channels. There is one channel before a phase has told of more.
 
     Args:
         number: this member's.
@@ -35,6 +35,7 @@ class PlannedRounds:
         self._rests: list[Remainders] = []  # by channel
         self._lock = threading.Lock()  # of the remainders: a view may come in any thread
         self._channels: list[ChannelRounds] = []
+        self._deal_out([0])
 
     def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
         """Map what comes with a message, but for accumulators."""
@@ -42,7 +43,8 @@ class PlannedRounds:
         if message.places:
             self._map_places(message, next(fds))
         if isinstance(message, shared_form.Phase) and message.channels:
-            self._deal_out(message.channels)
+            rooms = (max(channel.rounds) for channel in message.channels)
+            self._deal_out([0, *accumulate(rooms)][:-1])
 
     def close(self) -> None:
         """Give the memory back; the mappings go with the last view of them."""
@@ -61,10 +63,10 @@ class PlannedRounds:
         while len(self._rests) < channels:
             self._rests.append(Remainders(LaneFormat(1, 8)))
 
-    def _deal_out(self, channels: Sequence[shared_form.PhaseChannel]) -> None:
-        firsts = accumulate((max(channel.rounds) for channel in channels), initial=0)
+    def _deal_out(self, firsts: Sequence[int]) -> None:
+        """Let the channels begin there in each bank."""
         with self._lock:
-            self._have_rests(len(channels))
+            self._have_rests(len(firsts))
             self._channels = [
                 ChannelRounds(self._number, self._memory, rests, channel, first, self._lock)
                 for channel, (rests, first) in enumerate(zip(self._rests, firsts, strict=False))
@@ -87,7 +89,7 @@ class Channels:
     def __init__(
         self,
         number: int,
-        rounds: PlannedRounds,
+        rounds: MemberRounds,
         mail: Mailbox,
         send: Callable[[Message], None],
         due: Callable[[], Collection[int]],

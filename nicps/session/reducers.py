@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nicps.barrier import barrier
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.session import shared_form
-from nicps.session.absolute import BOOL
 from nicps.session.arena import Arena
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.loops import loops_for
 from nicps.session.offers import Offers
 from nicps.session.phases import Commit
-from nicps.session.stripes import Remainders, StripedOffers, StripedSums, stripe
+from nicps.session.planned import MemberRounds
+from nicps.session.sized import ChannelRounds
+from nicps.session.stripes import stripe
 from nicps.session.sums import Sums
-from nicps.wire import NOT_FINITE
+from nicps.session.whole import Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +67,16 @@ class Reducer(Protocol):
     def change_view(self, standing: Standing) -> None:
         """Another view is in force, or the phase that was entered last."""
 
-    def wanted(self, vector: F32, *, finite: bool) -> tuple[int | None, bool]:
-        """The fields `unit` and `skip` of an offer of the vector.
+    def offer(self, round_: int, vector: F32, samples: int, *, finite: bool) -> shared_form.Offer:
+        """The offer of a vector, the sum over so many samples, which must be sent before it is converted.
 
         Args:
             finite: the vector must be finite, also where it need not be in order to be sent.
 
         Raises:
             NonFinite: the vector holds NaN or infinity, and must not.
+            JobFailed: this member has no share of the round.
         """
-
-    def begin(self, round_: int) -> int:
-        """No part of the vector is converted yet. Call it before the offer is sent. Returns its conversion, or 0."""
 
     def convert(self, round_: int, vector: F32) -> None:
         """Convert the whole vector."""
@@ -136,18 +136,16 @@ class AddingReducer:
         self.sums.forget()
         self.sums.exchange = self._exchange.among(len(standing.live))
 
-    def wanted(self, vector: F32, *, finite: bool) -> tuple[int | None, bool]:
-        """The unit that the next round should have, if that is another one; whether this round's unit is too fine.
+    def offer(self, round_: int, vector: F32, samples: int, *, finite: bool) -> shared_form.Offer:
+        """As `Reducer`: with the unit that the next round should have, if that is another one.
 
         Raises:
             NonFinite: the vector holds NaN or infinity, which lanes cannot hold.
         """
-        return self.offers.wanted(vector)
-
-    def begin(self, round_: int) -> int:
-        """As `Reducer`; there is no conversion."""
-        self.offers.begin(round_)
-        return 0
+        unit, skip = self.offers.wanted(vector)
+        if not skip:
+            self.offers.begin(round_)
+        return shared_form.Offer(round_, samples, unit, skip)
 
     def convert(self, round_: int, vector: F32) -> None:
         """As `Reducer`."""
@@ -185,83 +183,108 @@ class AddingReducer:
         """Nothing is left."""
 
 
+@dataclass(slots=True)
+class _Early:
+    """A round's sums in one view, as far as they are in `out`: all but `unread`, a part of each stripe."""
+
+    round: int
+    view: int
+    out: F32
+    unread: list[range]
+
+
 class StripedReducer:
     """Lanes with absolute exponents, whose sums are made by the aggregators of stripes, or by a Linux switch.
 
     A switch keeps what rounding its sums leaves over, and adds it to later ones. No member has a stripe then.
+
+    Args:
+        rounds: with one channel.
     """
 
     members = 0
 
     def __init__(
-        self, format: LaneFormat, residual: Residual, arena: Arena, doorbell: int, number: int
+        self, format: LaneFormat, residual: Residual, rounds: MemberRounds, number: int
     ) -> None:
-        self.offers = StripedOffers(format, residual, arena, doorbell)
-        self.sums = StripedSums(format)
-        self.remainders = Remainders(format)
-        self._fragments = format.fragments
+        self.vector = Whole(format, residual)
+        self._format, self._all = format, rounds
         self._standing = Standing(number, 0, frozenset(), ())
-        self._kept = self._finished = 0  # the last rounds
+        self._round = 0  # for which the vector was taken
+        self._settled = 0  # the last one
+        self._early: _Early | None = None
         self._central = False  # a switch makes all sums
 
-    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
-        """Map what comes with a message, but for accumulators."""
+    @property
+    def rounds(self) -> ChannelRounds:
+        """The memory of a round, and what is done in it."""
+        return self._all.of(0)
+
+    def map(self, message: shared_form.Phase | shared_form.View) -> None:
+        """With a message new memory may have come: what was read early is not there."""
         if isinstance(message, shared_form.Phase) and message.room:
-            self.offers.map(next(fds), message.room)
-            self.sums.map(next(fds), message.room)
-        if message.places:
-            self.remainders.map(next(fds), message.places, message.view)
+            self._early = None
 
     def forget(self) -> None:
-        """Another member's state was loaded: the round that was finished last may be run again, as another round."""
-        self._kept = self._finished = 0
+        """Another member's state was loaded: the round that was settled last may be run again, as another round."""
+        self._settled = 0
 
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """Nothing depends on the unit."""
         self._central = exchange.central
+        self.vector.compile()
 
     def change_view(self, standing: Standing) -> None:
         """What is converted stays valid. What was read early belongs to its view."""
         self._standing = standing
 
-    def wanted(self, vector: F32, *, finite: bool) -> tuple[int | None, bool]:
-        """An upper bound of the vector's exponent; no vector is too large."""
-        return self.offers.bound(vector, finite=finite), False
-
-    def begin(self, round_: int) -> int:
-        """As `Reducer`.
-
-        Raises:
-            JobFailed: this member has no share of the round.
-        """
+    def offer(self, round_: int, vector: F32, samples: int, *, finite: bool) -> shared_form.Offer:
+        """As `Reducer`: with an upper bound of the vector's exponent; no vector is too large."""
         if self._standing.number not in self._standing.due:
             raise JobFailed(
                 f"round {round_}: this member has no share of it, and can offer nothing"
             )
-        return self.offers.begin(round_)
+        self.vector.take(vector, finite=finite)
+        self._round = round_
+        return self.rounds.begin(round_, self.vector, samples, sized=False)
 
     def convert(self, round_: int, vector: F32) -> None:
-        """Convert the own stripe first, then a batch of each other stripe in turn; for a switch, in order."""
-        due = self._standing.due
-        if self._central:
-            self.offers.convert(round_, vector, 0, 1, stays=False)
-            return
-        self.offers.convert(round_, vector, due.index(self._standing.number), len(due))
+        """As `Reducer`."""
+        due = () if self._central else self._standing.due
+        self.rounds.convert(round_, self.vector, due, self.vector.own_batch)
 
     def expect(self, round_: int, out: F32) -> bool:
         """As `Reducer`."""
-        parts = 1 if self._central else len(self._standing.due)
-        self.sums.begin(round_, self._standing.view, parts, out)
+        count = 1 if self._central else max(len(self._standing.due), 1)
+        parts = [stripe(self._format.fragments, rank, count) for rank in range(count)]
+        self._early = _Early(round_, self._standing.view, out, parts)
         return True
 
     def ahead(self, stop: Callable[[], bool]) -> None:
-        """As `Reducer`."""
-        for part, lost in self.sums.ahead(stop):
-            self.offers.sum_came(part, lost)
+        """As `Reducer`: of each stripe what is there without a gap."""
+        early, batch, rounds = self._early, self._format.batch, self.rounds
+        assert early is not None, "no sums are expected"
+        sums, own = rounds.sums(early.round, self.vector), rounds.own(self._round, self.vector)
+        tags, tag = rounds.tags(early.round, self.vector), early.view << 32 | early.round
+        moved = True
+        while moved:
+            moved = False
+            for rank, unread in enumerate(early.unread):
+                now = unread[:batch]
+                if not now or not (tags[now.start : now.stop] == tag).all():
+                    continue
+                if stop():
+                    return
+                barrier()  # the kernel writes lanes, then the tag
+                self.vector.read(sums, now, early.out)
+                early.unread[rank], moved = unread[batch:], True
+                if rounds.sent(self._round):
+                    self.vector.keep_early(sums, now, own)
 
     def drop(self) -> None:
         """As `Reducer`."""
-        self.offers.drop()
+        if self.vector.is_open:
+            self.vector.drop(self.rounds.own(self._round, self.vector))
 
     def settle(self, message: shared_form.Committed) -> bool:
         """No vector is too large."""
@@ -269,49 +292,27 @@ class StripedReducer:
 
     def sum(self, commit: Commit, out: F32) -> None:
         """As `Reducer`; if this member alone contributed, the sum is its contribution."""
+        early, self._early = self._early, None
         if not commit.counted:
             out[:] = 0.0
-        elif self._alone(commit):
-            self.sums.alone(commit.round, self.offers.own, out)
-        else:
-            self.sums.total(commit.round, commit.view, out)
-        self._keep(commit)
+            self.drop()
+            return
+        unread = [range(self._format.fragments)]
+        if early is not None and (early.round, early.view) == (commit.round, commit.view):
+            if early.out is out and set(commit.counted) != {self._standing.number}:
+                unread = early.unread
+        self.vector.expect(out, unread)
+        self._settle(commit)
 
     def finish(self, commit: Commit) -> None:
-        """Add the remainders of this member's stripe to the residual; a switch adds those of its sums itself.
-
-        This is done once a round, after the rounding error of its own contribution has become the residual.
-        """
-        if commit.round == self._finished:
-            return
-        self._keep(commit)
+        """As `Reducer`: what rounding has left over is the residual, also where no sum was read."""
         if not commit.counted:
-            return
-        self._finished = commit.round
-        number, bank = self._standing.number, commit.round & 1
-        if self._alone(commit) or number not in commit.aggregators:
-            return
-        rank = commit.aggregators.index(number)
-        own = stripe(self._fragments, rank, len(commit.aggregators))
-        here = slice(own.start, own.stop)
-        used = self.sums.records.usable_rests(commit.round, commit.view, here)
-        remainders = self.remainders.of(commit.round, commit.view, len(own))
-        exponents = self.sums.records.exponents[bank, here]
-        self.offers.add_remainders(own.start, remainders, exponents, used, commit.unit)
+            self.drop()
+        elif commit.round != self._settled:
+            self._settle(commit)
 
-    def _keep(self, commit: Commit) -> None:
-        """The rounding error of this member's contribution, if it counted, becomes the residual, once a round."""
-        if self._standing.number not in commit.counted:
-            self.offers.drop()
-        elif commit.round not in (self._kept, self._finished):
-            self._kept = commit.round
-            self.offers.counted(~self._finite(commit))
-
-    def _alone(self, commit: Commit) -> bool:
-        return set(commit.counted) == {self._standing.number}
-
-    def _finite(self, commit: Commit) -> BOOL:
-        """(fragments,): whether the sums are."""
-        records = self.offers.own if self._alone(commit) else self.sums.records
-        finite: BOOL = records.exponents[commit.round & 1] != NOT_FINITE
-        return finite
+    def _settle(self, commit: Commit) -> None:
+        """What rounding has left over becomes the residual once a round: this member's own, and that of its stripe."""
+        self.vector.feedback = commit.round != self._settled
+        self.rounds.settle(commit, self.vector)
+        self._settled = commit.round

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of any size: each has a vector of its own, of one kind of numbers (docs/collective.md).
+"""Rounds in stripes, or with a Linux switch: each has a vector of its own, of one kind of numbers (docs/collective.md).
 
-The other representations of a round's vector are in `nicps.session.reducers`.
+Groups and all jobs have them. Where lanes are multiples of a unit: `nicps.session.reducers.AddingReducer`.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from nicps.session import shared_form
 from nicps.session.absolute import BOOL, I8, Lanes
@@ -18,6 +20,38 @@ from nicps.session.arena import Arena
 from nicps.session.lanes import I64, LaneFormat
 from nicps.session.stripes import OwnRecords, Records, Remainders, in_turn, stripe
 from nicps.wire import fragments_per_block, sized_samples
+
+
+class Sum(Protocol):
+    """What a commit tells of a round's sum: as `shared_form.Committed`, and `nicps.session.phases.Commit`."""
+
+    @property
+    def round(self) -> int:
+        """The round."""
+
+    @property
+    def view(self) -> int:
+        """The one in which the sum was made."""
+
+    @property
+    def counted(self) -> Mapping[int, int]:
+        """What each member in its list has offered, by number."""
+
+    @property
+    def aggregators(self) -> tuple[int, ...]:
+        """By their ranks; 0 is a Linux switch."""
+
+    @property
+    def unit(self) -> int:
+        """log2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """The records of a round's vector: `lanes` (fragments, per_fragment), `exponents` (fragments,)."""
+
+    lanes: Lanes
+    exponents: I8
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +168,13 @@ class ChannelRounds:
         number: int,
         memory: RoundMemory,
         rests: Remainders,
-        channel: int = 0,
-        first: int = 0,
-        mapping: threading.Lock | None = None,
+        channel: int,
+        first: int,
+        mapping: threading.Lock,
     ) -> None:
         self._number, self._channel, self._first = number, channel, first
         self._memory, self._rests = memory, rests
-        self._mapping = mapping or threading.Lock()
+        self._mapping = mapping
 
     def begin(
         self, round_: int, vector: Vector, call: int, *, sized: bool = True
@@ -155,31 +189,54 @@ class ChannelRounds:
         of = vector.bound(), False, conversion, self._channel
         return shared_form.Offer(round_, samples, *of)
 
-    def convert(self, round_: int, vector: Vector, live: Collection[int]) -> None:
-        """Convert it: this member's own stripe first."""
-        bank, order = round_ & 1, sorted(live)
-        lanes, exponents = self._of_bank(self._memory.own.records, bank, vector.width)
+    def convert(
+        self, round_: int, vector: Vector, live: Collection[int], own_batch: int = 0
+    ) -> None:
+        """Convert it: this member's own stripe first, then a batch of each other one in turn.
+
+        Args:
+            live: the members that have a stripe; none: a switch makes all sums, and is sent all.
+            own_batch: fragments of the own stripe that `vector` converts at once, if not as many as of the others.
+        """
+        order, fragments = sorted(live) or [0], _fragments_of(vector)
         rank = order.index(self._number) if self._number in order else 0
+        bank = self.own(round_, vector)
 
         def write(first: int, count: int) -> None:
-            vector.write(first, count, lanes, exponents)
+            vector.write(first, count, bank.lanes, bank.exponents)
 
         batch = LaneFormat(1, vector.width).batch
-        fragments = _fragments_of(vector)
-        parts = in_turn(fragments, batch, rank, len(order))
-        own = len(stripe(fragments, rank, len(order)))
-        self._memory.own.convert(round_, parts, write, own, self._channel, self._first)
+        parts = in_turn(fragments, batch, rank, len(order), own_batch if live else 0)
+        kept = len(stripe(fragments, rank, len(order))) if live else 0
+        self._memory.own.convert(round_, parts, write, kept, self._channel, self._first)
 
-    def settle(self, round_: shared_form.Committed, vector: Vector) -> None:
-        """Give the vector the sums of a round in which all have called the same."""
-        alone, own = set(round_.counted) == {self._number}, self._memory.own.records
-        sums = own if alone else self._memory.sums
-        bank, width = round_.round & 1, vector.width
-        rest = None if alone or not vector.feedback else self._rest(round_, sums, vector)
+    def own(self, round_: int, vector: Vector) -> Bank:
+        """What this member has converted the vector to."""
+        return self._bank(self._memory.own.records, round_, vector)
+
+    def sums(self, round_: int, vector: Vector) -> Bank:
+        """The sums, as far as they have come."""
+        return self._bank(self._memory.sums, round_, vector)
+
+    def tags(self, round_: int, vector: Vector) -> npt.NDArray[Any]:
+        """(fragments,): of each sum, the view << 32 | the round."""
+        return self._memory.sums["tag"][round_ & 1, self._here(vector)]
+
+    def sent(self, round_: int) -> bool:
+        """Whether the agent has begun to send what was converted for that round, on channel 0: a list has it."""
+        return self._memory.own.sent(round_)
+
+    def settle(self, round_: Sum, vector: Vector) -> None:
+        """Give the vector the sums of a round, in which all have called the same."""
+        alone, own = set(round_.counted) == {self._number}, self.own(round_.round, vector)
+        sums = own if alone else self.sums(round_.round, vector)
+        rest = None if alone or not vector.feedback else self._rest(round_, vector)
         outcome = Outcome(
             _fragments_of(vector),
-            *self._of_bank(sums, bank, width),
-            *self._of_bank(own, bank, width),
+            sums.lanes,
+            sums.exponents,
+            own.lanes,
+            own.exponents,
             len(round_.counted),
             round_.unit,
             rest,
@@ -187,18 +244,21 @@ class ChannelRounds:
         )
         vector.settle(outcome)
 
-    def _of_bank(self, records: Records, bank: int, width: int) -> tuple[Lanes, I8]:
-        """Lanes and exponents of this channel's fragments, and of those behind them."""
-        first = self._first
-        return _lanes(records, bank, width)[first:], records.exponents[bank, first:]
+    def _here(self, vector: Vector) -> slice:
+        return slice(self._first, self._first + _fragments_of(vector))
 
-    def _rest(self, round_: shared_form.Committed, sums: Records, vector: Vector) -> Rest | None:
+    def _bank(self, records: Records, round_: int, vector: Vector) -> Bank:
+        bank, here = round_ & 1, self._here(vector)
+        lanes: Lanes = records["lane"][bank].view(LaneFormat(1, vector.width).wire)[here]
+        return Bank(lanes, records.exponents[bank, here])
+
+    def _rest(self, round_: Sum, vector: Vector) -> Rest | None:
         order, width = round_.aggregators, vector.width
         if self._number not in order:
             return None
         here = stripe(_fragments_of(vector), order.index(self._number), len(order))
         mine = slice(self._first + here.start, self._first + here.stop)
-        used = sums.usable_rests(round_.round, round_.view, mine)
+        used = self._memory.sums.usable_rests(round_.round, round_.view, mine)
         count = -(-len(here) // fragments_per_block(width))
         with self._mapping:
             blocks = self._rests.of(round_.round, round_.view, count)
@@ -206,33 +266,5 @@ class ChannelRounds:
         return Rest(here.start, lanes, used)
 
 
-class SizedRounds(ChannelRounds):
-    """Such rounds in one channel, and their memory.
-
-    Args:
-        number: this member's.
-        arena, doorbell: as `OwnRecords`.
-    """
-
-    def __init__(self, number: int, arena: Arena, doorbell: int) -> None:
-        super().__init__(number, RoundMemory(arena, doorbell), Remainders(LaneFormat(1, 8)))
-
-    def map(self, message: shared_form.Phase | shared_form.View, fds: Iterator[int]) -> None:
-        """Map what comes with a message, but for accumulators."""
-        self._memory.map(message, fds)
-        if message.places:
-            self._rests.map(next(fds), message.places, message.view)
-
-    def close(self) -> None:
-        """Give the memory back; the mappings go with the last view of them."""
-        self._memory.own.close()
-
-
 def _fragments_of(vector: Vector) -> int:
     return LaneFormat(vector.numbers, vector.width).fragments
-
-
-def _lanes(records: Records, bank: int, width: int) -> Lanes:
-    """(room, per_fragment)."""
-    found: Lanes = records["lane"][bank].view(LaneFormat(1, width).wire)
-    return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -19,10 +18,9 @@ import numpy.typing as npt
 
 from nicps.barrier import barrier
 from nicps.layout import layout
-from nicps.session.absolute import BOOL, I8, AbsoluteQuantiser, AbsoluteSummer, Lanes
+from nicps.session.absolute import BOOL, I8, Lanes
 from nicps.session.arena import Arena, Handover
-from nicps.session.lanes import F32, I64, LaneFormat, Residual
-from nicps.session.loops import loops_for
+from nicps.session.lanes import I64, LaneFormat
 from nicps.session.maps import mapped
 from nicps.wire import BLOCK_LANES, NOT_FINITE, PAYLOAD_BYTES
 
@@ -30,8 +28,6 @@ _BANKS = 2
 _LAST_CONVERSION = (1 << 32) - 1
 #: The agent hears of so many batches at once, at most: if the program is held up then, the line has enough to send.
 _MOST_PARTS = 16
-#: So many batches of the own stripe are converted at once by compiled loops.
-_OWN_BATCHES = 16
 
 
 def stripe(fragments: int, rank: int, aggregators: int) -> range:
@@ -169,196 +165,6 @@ class OwnRecords:
         self._handover.close()
 
 
-class StripedOffers:
-    """Converts vectors in one format into this member's own records, for its agent and the kernel's programs.
-
-    Args:
-        residual: what rounding has left over.
-        arena, doorbell: as `OwnRecords`.
-    """
-
-    def __init__(self, format: LaneFormat, residual: Residual, arena: Arena, doorbell: int) -> None:
-        self._format = format
-        self._quantiser = AbsoluteQuantiser(format, residual)
-        self._own = OwnRecords(arena, doorbell)
-        self._vector: F32 | None = None  # that was converted last, until it is counted
-        self._round = 0  # for which
-
-    def map(self, fd: int, room: int) -> None:
-        """Map new own records, (2, room); the descriptor is closed."""
-        self._own.map(self._format, fd, room)
-        self._quantiser.loops = loops_for(self._format)
-
-    @property
-    def own(self) -> Records:
-        """This member's lanes."""
-        return self._own.records
-
-    def bound(self, vector: F32, *, finite: bool = False) -> int:
-        """An upper bound of this vector's exponent: of those of its finite fragments.
-
-        Raises:
-            NonFinite: it must be `finite`, and is not.
-        """
-        return self._quantiser.bound(vector, finite=finite)
-
-    def begin(self, round_: int) -> int:
-        """As `OwnRecords`."""
-        return self._own.begin(round_)
-
-    def convert(
-        self, round_: int, vector: F32, rank: int, aggregators: int, *, stays: bool = True
-    ) -> None:
-        """Convert the whole vector, float32 (lanes,): that rank's stripe first, then a batch of each other in turn.
-
-        Args:
-            stays: that stripe stays here: nobody is sent it.
-        """
-        format = self._format
-        self._quantiser.begin()
-        self._vector, self._round = vector, round_
-        to = self._converted
-
-        def write(first: int, count: int) -> None:
-            self._quantiser.batch(vector, first, count, *to)
-
-        # The loops take any number of fragments, and each call has its cost in Python.
-        own_batch = format.batch * (
-            _OWN_BATCHES if stays and self._quantiser.loops is not None else 1
-        )
-        parts = in_turn(format.fragments, format.batch, rank, aggregators, own_batch)
-        kept = len(stripe(format.fragments, rank, aggregators)) if stays else 0
-        self._own.convert(round_, parts, write, kept)
-
-    def counted(self, lost: BOOL) -> None:
-        """The vector converted last is in a sum: what rounding left over goes into the next one.
-
-        Args:
-            lost: (fragments,): where the sum is not finite, and the residual stays as it was before.
-        """
-        assert self._vector is not None, "nothing was converted"
-        self._quantiser.keep(self._vector, *self._converted, lost)
-        self._vector = None
-
-    def sum_came(self, part: range, lost: BOOL) -> None:
-        """Sums of these fragments are here. They may have the vector converted last in them, and be committed.
-
-        If they are large, their residual is computed now, while the program waits for the other sums: after the last
-        one it would take as long as converting.
-
-        Args:
-            lost: (len(part),): where the sum is not finite.
-        """
-        if (
-            self._vector is not None
-            and self._quantiser.loops is not None
-            and self._own.sent(self._round)
-        ):
-            self._quantiser.keep_early(self._vector, part.start, *self._converted, lost)
-
-    def drop(self) -> None:
-        """The vector converted last is not counted, or not yet. It must not have changed."""
-        if self._vector is not None:
-            self._quantiser.drop(self._vector, *self._converted)
-
-    @property
-    def _converted(self) -> tuple[Lanes, I8]:
-        """What the vector converted last has become."""
-        own, bank = self.own, self._round & 1
-        return own.lanes[bank], own.exponents[bank]
-
-    def add_remainders(
-        self, first: int, remainders: I64, exponents: I8, used: BOOL, unit: int
-    ) -> None:
-        """Add what rounding sums has left over to the residual, as `AbsoluteQuantiser.add`."""
-        self._quantiser.add(first, remainders, exponents, used, unit)
-
-
-@dataclass(slots=True)
-class _Early:
-    """A round's sums in one view, as far as they are in `out`: all but `rest`, a part of each stripe."""
-
-    round: int
-    view: int
-    out: F32
-    rest: list[range]
-
-
-class StripedSums:
-    """Reads the sums of vectors in one format."""
-
-    def __init__(self, format: LaneFormat) -> None:
-        self._format = format
-        self._summer = AbsoluteSummer(format)
-        self._records: Records | None = None
-        self._early: _Early | None = None
-
-    def map(self, fd: int, room: int) -> None:
-        """Map the kernel's new sums, (2, room), for reading; the descriptor is closed."""
-        self._records = Records("stored", self._format, fd, room, mmap.PROT_READ)
-        self._summer.loops = loops_for(self._format)
-        self._early = None
-
-    @property
-    def records(self) -> Records:
-        """The sums."""
-        assert self._records is not None, "the agent has sent no sums"
-        return self._records
-
-    def begin(self, round_: int, view: int, aggregators: int, out: F32) -> None:
-        """A round's sums will be read in that view, with so many stripes, into `out`, float32 (lanes,)."""
-        fragments, n = self._format.fragments, max(aggregators, 1)
-        parts = [stripe(fragments, rank, n) for rank in range(n)]
-        self._early = _Early(round_, view, out, parts)
-
-    def ahead(self, stop: Callable[[], bool]) -> Iterator[tuple[range, BOOL]]:
-        """Read what has come of them, until `stop`; of each stripe what is there without a gap.
-
-        Yields each part, and which of its sums are not finite.
-        """
-        early, batch = self._early, self._format.batch
-        assert early is not None, "no sums are expected"
-        tags, tag = self.records["tag"][early.round & 1], early.view << 32 | early.round
-        moved = True
-        while moved:
-            moved = False
-            for rank, rest in enumerate(early.rest):
-                now = rest[:batch]
-                if not now or not (tags[now.start : now.stop] == tag).all():
-                    continue
-                if stop():
-                    return
-                barrier()  # the kernel writes lanes, then the tag
-                self._read(self.records, early.round, now, early.out)
-                early.rest[rank], moved = rest[batch:], True
-                exponents = self.records.exponents[early.round & 1, now.start : now.stop]
-                yield now, exponents == NOT_FINITE
-
-    def total(self, round_: int, view: int, out: F32) -> None:
-        """Read all the sums of a round that was committed in that view; what was read early is not read again."""
-        early, self._early = self._early, None
-        rest = [range(self._format.fragments)]
-        if early is not None and (early.round, early.view) == (round_, view) and early.out is out:
-            rest = early.rest
-        self._whole(self.records, round_, rest, out)
-
-    def alone(self, round_: int, own: Records, out: F32) -> None:
-        """Read this member's own lanes: no others have contributed."""
-        self._early = None
-        self._whole(own, round_, [range(self._format.fragments)], out)
-
-    def _whole(self, records: Records, round_: int, parts: list[range], out: F32) -> None:
-        batch = self._format.batch
-        for part in parts:
-            for first in part[::batch]:
-                self._read(records, round_, range(first, min(first + batch, part.stop)), out)
-
-    def _read(self, records: Records, round_: int, now: range, out: F32) -> None:
-        bank = round_ & 1
-        lanes, exponents = records.lanes[bank], records.exponents[bank]
-        self._summer.batch(lanes, exponents, now.start, len(now), out)
-
-
 class Remainders:
     """What rounding the sums of the own stripe has left over: of each view's stripe, as its places are renewed."""
 
@@ -371,16 +177,11 @@ class Remainders:
         """Bytes of so many places a bank."""
         return _BANKS * places * BLOCK_LANES * 8
 
-    def map(self, fd: int, places: int, view: int) -> None:
-        """Map new places, int64 (2, places, 1440), for reading, in use from that view on; the descriptor is closed.
+    def add(self, whole: mmap.mmap, places: int, view: int, part: range) -> None:
+        """Use a part of mapped places, int64 (2, places, 1440), from that view on.
 
         A round of an earlier view may still be committed. Its remainders are in the places before, which are kept.
         """
-        whole = mapped(fd, self.size(places), mmap.PROT_READ)
-        self.add(whole, places, view, range(places))
-
-    def add(self, whole: mmap.mmap, places: int, view: int, part: range) -> None:
-        """Use a part of mapped places from that view on."""
         words = np.frombuffer(whole, np.int64)[: self.size(places) // 8]
         mine = words.reshape(_BANKS, places, -1)[:, part.start : part.stop]
         self._of.append((view, mine.reshape(_BANKS, -1, self._format.per_fragment)))

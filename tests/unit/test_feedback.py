@@ -11,9 +11,11 @@ import pytest
 from nicps.collective import CallMismatch, Group, GroupClosed
 from nicps.collective.feedback import Compressed
 from nicps.errors import UsageProblem
-from nicps.session.lanes import F32
+from nicps.session import loops
+from nicps.session.lanes import F32, LaneFormat
 from tests import striped_reference as reference
 from tests.collectives import Meeting, together
+from tests.conversions import conversion  # noqa: F401
 
 _ROOM = 16  # fragments of 32 bits in a round: 4, 8 and 16 of each width
 
@@ -58,8 +60,19 @@ def test_sums_and_residuals_come_to_what_was_given(lane: str, length: int) -> No
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])
-def test_means_and_residuals_are_those_of_the_reference(width: int) -> None:
-    """Bit for bit, over steps: what each member keeps, and what the aggregator keeps of the sum."""
+def test_means_and_residuals_are_those_of_the_reference(
+    width: int,
+    conversion: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit, over steps: what each member keeps, and what the aggregator keeps of the sum.
+
+    Loops that a program has compiled serve here, too, and nothing is compiled for short vectors.
+    """
+    compiled = loops.loops_for(LaneFormat(1, width)) if conversion == "compiled" else None
+    monkeypatch.setattr(loops, "_made", {} if compiled is None else {width: compiled})
+    monkeypatch.setattr(loops, "Loops", None)
+    assert loops.loops_for(LaneFormat(1, width)) is compiled
     length = 11_520 // width - 20
     members = [reference.Member(width, np.zeros(length, np.float32)) for _ in range(2)]
 

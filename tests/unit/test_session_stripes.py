@@ -215,13 +215,14 @@ def test_a_switch_keeps_what_its_sums_leave_over(
     monkeypatch.setattr(agent.mine, "add_rest", lambda *_: None)
     agent.enter("train", 7, "linux-switch")
     session, out, order = agent.session, np.full(LANES, 7, np.float32), list[int]()
-    batch = session._reduces().offers._quantiser.batch
+    whole = session._reduces().vector
+    write = whole.write
 
-    def watched(vector: F32, first: int, *what: Any) -> None:
+    def watched(first: int, *what: Any) -> None:
         order.append(first)
-        batch(vector, first, *what)
+        write(first, *what)
 
-    monkeypatch.setattr(session._reduces().offers._quantiser, "batch", watched)
+    monkeypatch.setattr(whole, "write", watched)
     for round_ in (7, 8):
         vector = gradient(round_)
         session.contribute(round_, vector, 4)

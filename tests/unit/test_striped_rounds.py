@@ -14,10 +14,11 @@ import pytest
 
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
-from nicps.session import stripes
+from nicps.session import shared_form, stripes
 from nicps.session.arena import Arena, Handover
 from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.phases import Commit
+from nicps.session.planned import MemberRounds
 from nicps.session.reducers import Standing, StripedReducer
 from tests import striped_reference as reference
 from tests.conversions import conversion  # noqa: F401
@@ -41,19 +42,32 @@ class Program:
         self.host = host
         self.arena, self.doorbell = Arena.create(self.format.fragments), os.eventfd(0)
         self.residual = Residual(self.format)
-        with_all = self.format, self.residual, self.arena, self.doorbell, number
-        self.reducer = StripedReducer(*with_all)
-        self.reducer.offers.map(host.own.fd, host.room)
-        self.reducer.sums.map(host.sums.reading_fd, host.room)
+        self.rounds = MemberRounds(number, self.arena, self.doorbell)
+        self.reducer = StripedReducer(self.format, self.residual, self.rounds, number)
+        self.map()
+        self.reducer.enter(0, 0, Exchange.STRIPES)
         self.member = reference.Member(width, np.zeros(lanes, np.float32))
         self.pieces: list[reference.Piece] = []
         self.exponent = 0
 
+    def map(self) -> None:
+        phase = shared_form.Phase(
+            "train", 1, 1, 0, (), Exchange.STRIPES, VIEW, (), 0, room=self.host.room
+        )
+        self.rounds.map(phase, iter((self.host.own.fd, self.host.sums.reading_fd)))
+
+    def begin(self, round_: int, vector: F32) -> int:
+        """The number of the conversion."""
+        offer = self.reducer.offer(round_, vector, 4, finite=False)
+        assert (
+            offer.unit is not None and not offer.skip and (offer.samples, offer.channel) == (4, 0)
+        )
+        self.exponent = offer.unit
+        self.host.offered[round_ & 1] = offer.conversion
+        return offer.conversion
+
     def offer(self, round_: int, vector: F32) -> None:
-        exponent, skip = self.reducer.wanted(vector, finite=False)
-        assert exponent is not None and not skip
-        self.exponent = exponent
-        self.host.offered[round_ & 1] = self.reducer.begin(round_)
+        self.begin(round_, vector)
         self.reducer.convert(round_, vector)
         self.pieces = self.member.convert(vector)
 
@@ -97,7 +111,8 @@ class Members:
         for number in live:
             program = self.programs[number]
             program.host.renew_places(places)
-            program.reducer.remainders.map(program.host.blocks.reading_fd, places, view)
+            message = shared_form.View(view, tuple(live), 0, 1, places)
+            program.rounds.map(message, iter((program.host.blocks.reading_fd,)))
             program.reducer.change_view(Standing(number, view, self.live, self.shares))
 
     def unit(self, listed: Sequence[int]) -> int:
@@ -223,7 +238,7 @@ def test_a_member_without_a_share(stack: ExitStack, width: int) -> None:
     assert not members.programs[2].residual.kept.any()
     assert members.programs[3].residual.kept.any()
     with pytest.raises(JobFailed, match="round 9: this member has no share"):
-        members.programs[2].reducer.begin(9)
+        members.programs[2].begin(9, gradient(1, members.lanes))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -361,7 +376,8 @@ def test_the_own_stripe_is_converted_first(
     stripes = [slice(fragments * r // 3, fragments * (r + 1) // 3) for r in (1, 2, 0)]
     program.offer(3, gradient(1, members.lanes))
     former = program.host.offered[1]
-    expected = program.reducer.offers.own.lanes[1].copy()
+    lanes = program.reducer.rounds.own(3, program.reducer.vector).lanes
+    expected = lanes.copy()
     own["lane"][1] = 0
     seen = []
     write = os.eventfd_write
@@ -375,13 +391,11 @@ def test_the_own_stripe_is_converted_first(
         assert 0 <= others[0][0] - others[1][0] <= batch
         done = int(ready[:fragments].sum())
         assert done == program.arena.converted(3)
-        assert (
-            program.reducer.offers.own.lanes[1][ready[:fragments]] == expected[ready[:fragments]]
-        ).all()
+        assert (lanes[ready[:fragments]] == expected[ready[:fragments]]).all()
         seen.append(done)
         write(fd, value)
 
-    number = program.reducer.begin(3)
+    number = program.begin(3, gradient(1, members.lanes))
     assert number not in (0, former) and program.arena.converted(3) == 0
     monkeypatch.setattr(os, "eventfd_write", look)
     program.reducer.convert(3, gradient(1, members.lanes))
@@ -402,22 +416,21 @@ def test_the_agent_is_told_more_and_more_rarely(
     program.offer(1, gradient(1, members.lanes))
     assert told == [batch * k for k in (7, 8, 9, 11, 13, 14)]
     told.clear()
-    offers = program.reducer.offers
-    offers.begin(3)
-    offers.convert(3, gradient(1, members.lanes), 0, 1, stays=False)
+    program.reducer.enter(0, 0, Exchange.LINUX_SWITCH)
+    program.offer(3, gradient(1, members.lanes))
     assert told == [batch * k for k in (1, 2, 4, 6, 8, 10, 12, 14)]
 
 
 def test_no_record_has_the_number_of_a_new_conversion(stack: ExitStack) -> None:
     """Also where the memory is another program's; and after the last number comes 1."""
     members = Members(stack, 2, 3 * 1440, 8)
-    host, offers = members.programs[1].host, members.programs[1].reducer.offers
-    host.own.array["conversion"][0, 1] = 41
-    offers.map(host.own.fd, host.room)
-    assert offers.begin(1) == 42 and offers.begin(2) == 43
-    host.own.array["conversion"][0, 1] = (1 << 32) - 2
-    offers.map(host.own.fd, host.room)
-    numbers = [offers.begin(3), offers.begin(4)]
+    program, vector = members.programs[1], gradient(1, members.lanes)
+    program.host.own.array["conversion"][0, 1] = 41
+    program.map()
+    assert program.begin(1, vector) == 42 and program.begin(2, vector) == 43
+    program.host.own.array["conversion"][0, 1] = (1 << 32) - 2
+    program.map()
+    numbers = [program.begin(3, vector), program.begin(4, vector)]
     assert numbers == [(1 << 32) - 1, 1]
 
 
