@@ -68,7 +68,10 @@ def summarise(folder: Path, names: Sequence[str], last_round: int) -> dict[str, 
         rows = _rows(folder / name / METRICS, name, last_round, pushes_of(agent))
         weights = _weights(rows, last_round, own)
         first = first or weights
-        identical = identical and weights.last_round == first.last_round and first.agrees(weights)
+        same_end = weights.last_round == first.last_round
+        identical = identical and same_end and first.agrees(weights)
+        if same_end and first.last is None:
+            first.last = weights.last  # large models are not hashed everywhere after each round
     assert first is not None
     final = _final(folder, names[0])
     accuracy = final.get("accuracy")
@@ -149,7 +152,7 @@ def _served(agents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 @dataclass(slots=True)
 class _Weights:
     """What a host has recorded of its weights: of each round a digest of their hash, and one of its state's digest,
-    (2, rounds, 2), zeros for none; and the last hash whole.
+    (2, rounds, 2), zeros for none; and the hash of the last one whole, if it was computed.
     """
 
     digests: NDArray[np.uint64]
@@ -190,7 +193,7 @@ def _weights(
             digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
             digests[kind, round_] = np.frombuffer(digest, np.uint64) if text else 0
         if round_ >= weights.last_round:
-            weights.last_round, weights.last = round_, hash_ or weights.last
+            weights.last_round, weights.last = round_, hash_ or None
     return weights
 
 

@@ -15,6 +15,7 @@ addresses, so `Loops` looks at each array first, and declines one that is not la
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ from nicps.wire import NOT_FINITE
 #: Of a vector. The loops save 2 ms of processor time in a round of that length: 1,000 rounds pay for compiling.
 LEAST_NUMBERS = 1 << 20
 
-_COMPILE_S = 300.0  # two seconds on an idle machine
+_COMPILE_S = 30.0  # two seconds on an idle machine
 _made: dict[int, Loops | None] = {}  # by the lanes' width
 _making = threading.Lock()
 
@@ -156,10 +157,13 @@ def _basis(format: LaneFormat) -> bytes:
 
 
 def _compile(width: int) -> bytes:
-    """In a child process."""
+    """In a child process, with the same nicps as here."""
     command = [sys.executable, "-P", "-m", loop_sources.__name__, str(width)]
+    ours = str(Path(str(loop_sources.__file__)).resolve().parents[2])
+    paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
         command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 _DIGEST_BYTES = 32
+_OTHERS_WRITE = 0o022  # group, and everybody
 #: Lines of /proc/cpuinfo.
 _PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags")
 
@@ -104,7 +105,8 @@ def _read(path: Path, identity: bytes) -> bytes | None:
     owners = os.geteuid(), os.stat(__file__).st_uid
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_uid not in owners:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in owners or status.st_mode & _OTHERS_WRITE:
                 return None
             kept = file.read()
     except OSError:
@@ -117,8 +119,10 @@ def _write(path: Path, content: bytes) -> None:
     """The whole file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        part.write_bytes(content)
+        with open(os.open(part, flags, 0o644), "wb") as file:
+            file.write(content)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

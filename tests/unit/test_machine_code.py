@@ -121,6 +121,14 @@ def test_a_file_that_was_not_written_whole_is_not_taken(folders: list[Path]) -> 
         assert ask(b"second") == (b"second", True)
 
 
+def test_a_file_that_others_may_write_to_is_not_taken(folders: list[Path]) -> None:
+    ask(b"first")
+    (folders[1] / "name.bin").chmod(0o664)
+    assert ask(b"second") == (b"second", True)
+    assert (folders[1] / "name.bin").stat().st_mode & 0o022 == 0
+    assert ask(b"third") == (b"second", False)
+
+
 def test_a_file_of_another_user_is_not_taken(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,16 @@ def test_states_are_compared_where_weights_were_not_hashed(run: Run) -> None:
     assert not run.result["weights_identical"]
 
 
+def test_the_hash_in_the_result_is_of_the_last_round(run: Run) -> None:
+    """Whichever host has computed it; without one there is none, rather than that of a round before."""
+    unhashed = [row(k, digest=f"{k}") | {"weights_sha256": ""} for k in (8, 9)]
+    run.rows("h1", row(7), *unhashed)
+    assert run.result.items() >= {"weights_identical": True, "weights_sha256": sha256(9)}.items()
+    for name in ("h2", "h3"):
+        run.rows(name, row(7), *unhashed)
+    assert run.result.items() >= {"weights_identical": True, "weights_sha256": None}.items()
+
+
 def test_two_that_differ_where_the_first_was_not_there(run: Run) -> None:
     run.rows("h1", *(row(k) for k in range(6, LAST + 1)))
     run.rows("h3", row(3, "other"), row(9))
