@@ -120,8 +120,8 @@ nicps_store_held(const struct nicps_push *body, const void *payload,
 }
 
 /*
- * Whether what that refusal is about has come or is added by now: the refusal
- * is sent again, and says nothing of what is asked for.
+ * Whether the fragment that was refused has since come, or was added: then the
+ * refusal is a replayed or late frame, and does not answer the open question.
  */
 static __always_inline bool nicps_is_past(const struct nicps_push *body, u32 fragments,
 					  const struct nicps_config *config)

@@ -190,8 +190,10 @@ def _weights(
         if any(round_ >= first and row.view <= view for first, view in differed):
             continue
         for kind, text in enumerate((hash_, row.digest)):
-            digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-            digests[kind, round_] = np.frombuffer(digest, np.uint64) if text else 0
+            digests[kind, round_] = 0
+            if text:
+                digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+                digests[kind, round_] = np.frombuffer(digest, np.uint64)
         if round_ >= weights.last_round:
             weights.last_round, weights.last = round_, hash_ or None
     return weights

@@ -31,7 +31,8 @@ class Rings:
         self._timings = timings
         self._timeout = timeout
         self._round = 0  # the open one, while no ring is in force; of several channels the highest
-        self._committed = self._read = 0  # with servers, the last round; as long as this host is in
+        # With servers: the last round that was committed here, and the last that the program has read.
+        self._committed = self._read = 0
         self._numbers = itertools.count(
             1
         )  # of a worker's steps and pulls, as long as this process runs
@@ -109,10 +110,11 @@ class Rings:
         """This host stands by."""
         self._round = self.highest_round
         self.current = self.coming = None
-        self._committed = self._read = 0  # who comes back is given the state of the last commit
+        # A host that comes back is given the state of the last commit.
+        self._committed = self._read = 0
 
     def note_committed(self, commit: Committed) -> None:
-        """That round counts here; it may be the last thing that this host has heard of."""
+        """Round `commit.round` is committed at this host."""
         if commit.phase.exchange.served and self._host.is_member:
             self._committed = commit.round
 

@@ -205,7 +205,10 @@ class ServedHost(Host):
         self.phase = phase
         if again and self.process is not None and phase.kind is TRAIN:
             self.servers.coming = None
-            self.process.deliver(phase)
+            if self.works:
+                self.process.deliver(phase)
+            else:  # the program of a server pulls nothing, whatever it did as a worker before
+                self._prepared(phase)
         if phase.kind is wire.PhaseKind.TEST:
             self.later(0.0, lambda: self._offer_test(phase))
 

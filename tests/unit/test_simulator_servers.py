@@ -56,6 +56,11 @@ def test_a_worker_that_is_started_anew_fills_no_part() -> None:
     assert schedules.run(720000, None, Exchange.SERVERS).what == "stopped"
 
 
+def test_a_worker_that_serves_now_pulls_nothing_late() -> None:
+    """It had not pulled the last commit as a worker; as a server it goes on in a view in the middle of a phase."""
+    assert schedules.run(741459, None, Exchange.SERVERS).what == "done"
+
+
 def saves_nothing(patch: pytest.MonkeyPatch) -> None:
     """FINISH is acknowledged, and no file is written."""
     patch.setattr(ServedHost, "_save", lambda self: None)
