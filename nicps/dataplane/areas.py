@@ -7,7 +7,7 @@ A bank of own lanes and sums, and one of the places of the own stripe, hold the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -56,17 +56,12 @@ class Areas:
         self.most = layout().limits["CHANNELS"]
         memory = bpf.map_memory(fds["channels"])
         self.words: Any = np.frombuffer(memory, layout().records["channel"], self.most)
-        self._rooms: tuple[int, ...] = ()
-        self._blocks: tuple[int, ...] = ()
+        self._areas = [Area()] * self.most
         config["channels"] = 1
 
     def __getitem__(self, channel: int) -> Area:
         """Of a channel; without a room or places that are in use, with 0 of them."""
-        area = [0, 0, 0, 0]
-        for at, sizes in ((0, self._rooms), (2, self._blocks)):
-            if channel < len(sizes):
-                area[at : at + 2] = sum(sizes[:channel]), sizes[channel]
-        return Area(*area)
+        return self._areas[channel]
 
     def set_rooms(self, rooms: Sequence[int]) -> None:
         """Deal out a bank of fragments to so many channels, at least one. There are no places until `set_blocks`.
@@ -75,8 +70,7 @@ class Areas:
         """
         if not 1 <= len(rooms) <= self.most:
             raise ValueError(f"{len(rooms)} channels are not 1 to {self.most}")
-        self._rooms = tuple(rooms)
-        self._write("first", "room", self._rooms)
+        self._write("first", "room", rooms)
         self._config["room"] = sum(rooms)
         self._config["channels"] = len(rooms)
         self.set_blocks(())
@@ -86,8 +80,7 @@ class Areas:
 
         To be called while the program takes no frames, or to take the places away.
         """
-        self._blocks = tuple(blocks)
-        self._write("first_block", "blocks", self._blocks)
+        self._write("first_block", "blocks", blocks)
         self._config["gather_blocks"] = sum(blocks)
 
     def _write(self, first: str, size: str, sizes: Sequence[int]) -> None:
@@ -98,6 +91,8 @@ class Areas:
             0  # no frame may be taken with the size of one area and the place of another
         )
         self.words[first], self.words[size] = table
+        pairs = zip(self._areas, table.T.tolist(), strict=True)
+        self._areas = [replace(area, **{first: at, size: count}) for area, (at, count) in pairs]
 
     def rank_channels(self) -> None:
         """Where servers hold the parameters a channel's number is its urgency."""

@@ -23,7 +23,7 @@ from nicps.wire import BLOCK_LANES, MAX_MEMBERS, SWITCH
 #: Of SipHash.
 KEY_BYTES = 16
 #: The part of a count that has the number (`struct nicps_progress`).
-_DISTINCT = np.uint64(0xFFFFFFFF)
+_DISTINCT = 0xFFFFFFFF
 #: Tries to read memory that the kernel may be writing: writing takes a microsecond, unless its processor is taken away.
 _READS = 100
 
@@ -71,6 +71,7 @@ class Maps:
         self._counters = self._view("counters", np.dtype(np.uint64))
         progress = self._view("progress", shapes["progress"])
         self._progress = progress.reshape(self._banks, limits["COUNTS"])
+        self._tags, self._counts = self._progress["tag"], self._progress["count"]
         self._swapping = threading.Lock()  # the maps that the program uses
         self.stripes = Stripes(fds, self._config, self._members, self._progress, self._swapping)
         self.servers: Servers | None = None
@@ -249,14 +250,14 @@ class Maps:
 
     def count(self, round_: int, view: int, sender: int, channel: int = 0) -> int:
         """Distinct fragments taken of a sender's contribution to a round; sender 0: of all, or the sums that came."""
-        progress = self._progress[round_ % self._banks, : self._senders]
-        if sender:
-            progress = progress[sender : sender + 1]
-        elif channel:
-            progress = self._progress[round_ % self._banks, self._senders - 1 + channel :][:1]
-        here = progress["tag"] == np.uint64(view << 32 | round_)
-        barrier()  # a count is set back before its tag is written
-        return int((progress["count"][here] & _DISTINCT).sum())
+        bank, tag = round_ % self._banks, view << 32 | round_
+        if row := sender or (channel and self._senders - 1 + channel):
+            here = int(self._tags[bank, row]) == tag
+            barrier()  # a count is set back before its tag is written
+            return int(self._counts[bank, row]) & _DISTINCT if here else 0
+        taken = self._tags[bank, : self._senders] == np.uint64(tag)
+        barrier()
+        return int((self._counts[bank, : self._senders][taken] & np.uint64(_DISTINCT)).sum())
 
     def missing(
         self, round_: int, view: int, sender: int, fragments: int, limit: int
