@@ -48,12 +48,13 @@ class Gather:
 
 @dataclass
 class Stored:
-    """A sum; `rest`: the tag, if it was made here."""
+    """A sum; `rest`: the tag, if it was made here, and `unit`, which nothing else writes."""
 
     tag: int
     exponent: int
     lanes: bytes
     rest: int = 0
+    unit: int | None = None
 
 
 @dataclass
@@ -217,7 +218,7 @@ class StripesModel:
             place.not_finite |= own.exponent == wire.NOT_FINITE
         lanes, exponent, place.total = rounded(place.total, width, body.unit, place.not_finite)
         made = lanes.astype(NATIVE[width]).tobytes()
-        self.sums[bank, body.index] = Stored(tag, exponent, made, rest=tag)
+        self.sums[bank, body.index] = Stored(tag, exponent, made, tag, body.unit)
         self._counted(bank, tag, body.fragments)
         out = self._send(header, replace(body, exponent=exponent), FrameType.SUM, made, GROUP)
         return Outcome(TX, ("summed",), out, heard=True)
