@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served_session import FakeServed, ServedNetwork
+from nicps.client import Phase
+from tests.served_session import FakeServed, ServedNetwork, ServedSession
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError, weights
@@ -259,6 +260,33 @@ def test_what_is_tested_in_the_middle_of_a_round_is_the_last_commit(
         (row,) = (row for row in rows(outcome, number, "test") if row["round"] == tested[0])
         for key in ("weights_sha256", "trained_rounds"):
             assert row[key] == last[key]
+
+
+def test_a_server_pulls_for_a_test_before_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not lead, and has expected none: once a test begins no server answers."""
+    next_phase = ServedSession.next_phase
+
+    def enters(self: ServedSession) -> Phase:
+        phase = next_phase(self)
+        self.network.log.append(("enters", self.number, phase.kind))
+        return phase
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.commits) == 2 and network.kind == "train" and not tested:
+                tested.append(turn)
+                network.drop("test")
+
+        network.before = before
+
+    tested: list[int] = []
+    monkeypatch.setattr(ServedSession, "next_phase", enters)
+    settings = {"sync_every": 2, "rounds": 12, "test_every": 12}
+    network, _ = run(tmp_path, Case([], 2, (1, 1), settings), script)
+    of_server = [event[::2] for event in network.log if event[:2] in (("pull", 2), ("enters", 2))]
+    assert of_server[:4] == [("enters", "train"), ("pull", 0), ("pull", 1), ("enters", "test")]
 
 
 def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:
