@@ -309,6 +309,25 @@ def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path
     assert saved.head["progress"]["round"] == reference.rounds[0]
 
 
+def test_what_has_not_been_pulled_is_not_saved(tmp_path: Path) -> None:
+    """The second server does not lead. Its agent is told why at once, and does not wait for a file."""
+    told: list[tuple[int, str]] = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.commits) == 2 and network.versions[0] and not told:
+                session = network.sessions[2]
+                session.checkpoint = lambda round_, error="": told.append((round_, error))  # type: ignore[method-assign]
+                session.on_keep()
+
+        network.before = before
+
+    settings = {"sync_every": 4, "rounds": 12, "test_every": 12}
+    run(tmp_path, Case([], 2, (1, 1), settings), script)
+    ((_, why),) = told
+    assert why == "the state after round 2 has not been pulled here"
+
+
 @pytest.mark.parametrize("comes", [False, True])
 def test_where_the_last_commit_cannot_be_pulled_the_one_before_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
