@@ -175,9 +175,10 @@ class Session:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
             if self._decision.what != "continue":
                 self._send(self._decision)
+        fills = self.served is not None and self.served.waits_to_fill(phase.number)
         if self.on_phase is not None:
             self.on_phase(phase.kind)
-        if self.served is None or not self.served.waits_to_fill(phase.number):
+        if not fills:
             self._send(shared_form.Prepared(phase.number))
         self._talk.mail.begin(planned=bool(phase.channels))
         return self._phase

@@ -264,6 +264,31 @@ def test_what_a_test_needs_is_pulled_before_this_member_is_prepared_for_it(small
     assert told == ["test"]
 
 
+def test_a_server_is_lost_while_a_test_is_prepared(small: Agent) -> None:
+    """Its part is to be filled here, in a phase that comes next: for the test this member is prepared all the same."""
+    small.begin()
+    small.committed(ROUND)
+    small.served.wait(ROUND)
+    file = Mapped(np.float32, (600,))
+
+    def pull(kind: str) -> None:
+        small.session.on_phase = None
+        small.served.pull(ROUND + 1)
+        assert small.take()["op"] == "pull"
+        small.serves(new=False, fds=(file.fd,), first=720, lanes=600)
+        small.phase(first=ROUND + 1)
+        assert not small.served.wait_pulled(ROUND + 1)
+
+    small.session.on_phase = pull
+    small.phase("test", ROUND + 1)
+    assert small.session.next_phase().kind == "test"
+    assert small.take() == {"op": "prepared", "number": 2}
+    assert small.session.next_phase().kind == "train"
+    small.served.fill(np.zeros(small.lanes, np.float32))
+    assert small.take() == {"op": "prepared", "number": 3}
+    file.close()
+
+
 def test_what_was_pulled_late_is_told(small: Agent) -> None:
     """It has no digest: the servers may have lost what that commit came to."""
     small.begin()
