@@ -84,6 +84,8 @@ class Session:
         self.served: Served | None = None
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
         self.on_keep: Callable[[], None] | None = None
+        #: Told the kind of the phase that comes next, which does not come into force before it returns.
+        self.on_phase: Callable[[str], None] | None = None
 
     @classmethod
     def attach(cls, socket: str | None = None) -> Self:
@@ -173,7 +175,10 @@ class Session:
             # A view change may have swallowed the end of training, or a test: said before the phase is in force.
             if self._decision.what != "continue":
                 self._send(self._decision)
-        if self.served is None or not self.served.waits_to_fill(phase.number):
+        fills = self.served is not None and self.served.waits_to_fill(phase.number)
+        if self.on_phase is not None:
+            self.on_phase(phase.kind)
+        if not fills:
             self._send(shared_form.Prepared(phase.number))
         self._talk.mail.begin(planned=bool(phase.channels))
         return self._phase

@@ -205,6 +205,7 @@ class FakeSession:
         self.signs_of_life = 0
         self.failure: str | None = None
         self.on_keep: Callable[[], None] = lambda: None
+        self.on_phase: Callable[[str], None] = lambda kind: None
         self.decision: tuple[int, str, bool] | None = None
         self._phase = 0  # how many phases this member has taken
 
@@ -240,7 +241,9 @@ class FakeSession:
         with self.network.changed:
             self.network.wait(lambda: self._new_phase)
             self._phase = len(self.network.phases[self.number])  # older ones are over
-            return self.network.phases[self.number][-1]
+            phase = self.network.phases[self.number][-1]
+        self.on_phase(phase.kind)
+        return phase
 
     def saved(self, number: int, round_: int, digest: str, error: str = "") -> None:
         with self.network.changed:

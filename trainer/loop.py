@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 STATE = "state.npz"  # between members
 CHECKPOINT = "checkpoint.npz"  # for after an alarm
+#: Phases that begin with the state of the last commit.
+_OF_COMMITS = ("test", "save", "end")
 
 
 class System(Protocol):
@@ -50,7 +52,9 @@ class System(Protocol):
         """Rounds until the next decision."""
 
     def catch_up(self) -> None:
-        """Take the state of the last commit, wherever it is, before it is tested or saved."""
+        """Take the state of the last commit, wherever it is, before it is tested or saved: as a phase for that comes,
+        and the one in which servers have the state is in force.
+        """
 
     def keep(self, save: Callable[[], None]) -> None:
         """R18: no majority is left: save the state of the last commit while this member waits, and go on as before."""
@@ -104,6 +108,7 @@ class Loop:
         else:
             self._system = Served(*parts, clock)
         session.on_keep = lambda: self._system.keep(self._decisions.checkpoint)
+        session.on_phase = self._leave
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -131,10 +136,14 @@ class Loop:
                     self._journal.begin()
                     self._decisions.begin()
                 kinds[phase.kind](phase)
-            self._system.catch_up()
             if self._session.lead and self._settings.checkpoint_s:
                 self._decisions.checkpoint()
         return training.state
+
+    def _leave(self, kind: str) -> None:
+        """A phase of that kind comes next."""
+        if kind in _OF_COMMITS:
+            self._system.catch_up()
 
     def _train_phase(self, phase: Phase) -> None:
         """Rounds until the next decision, on the part of the data that is now this member's (R6, R21)."""
@@ -145,7 +154,6 @@ class Loop:
         """R15: test the own part, tell how many succeeded and failed, learn how many did in all."""
         session, model, training = self._session, self._training.model, self._training
         round_, start = phase.first_round, self._clock()
-        self._system.catch_up()
         part = self._share.part_of(self._test, Place.of(session.number, phase.shares))
         succeeded = failed = 0
         for counts in training.test(part.batches(self._settings.test_batch)):
@@ -185,7 +193,6 @@ class Loop:
     def _save_phase(self, phase: Phase) -> None:
         """R20: the state for a member that comes back; without it that member cannot, but the others go on."""
         training, error = self._training, ""
-        self._system.catch_up()
         try:
             training.save(self._workdir / STATE)
         except JobError as problem:

@@ -123,9 +123,8 @@ class Served:
     def keep(self, save: Callable[[], None]) -> None:
         """R18: save the state of the last commit while this member waits. A step that it has given needs no weights."""
         if self._behind:
-            self._journal.warn(
-                f"the state after round {self._behind} is not saved here, as it has not been pulled"
-            )
+            why = f"the state after round {self._behind} has not been pulled here"
+            self._session.checkpoint(self._training.state.round, why)
             return
         self._go_back()
         save()

@@ -122,6 +122,8 @@ class ServedMemory:
     def begin(self, phase: Phase) -> BeginServing:
         """The phase's rounds come next. Hosts that have come back number their steps from 1 on again."""
         assert phase.serving is not None
+        if not self.serves(phase):
+            self._before = None  # others go on from now on with what this host has served
         room, staleness = pulled_fragments(phase.fragments, phase.width), phase.serving.staleness
         forget = frozenset(self._node.learners)
         return BeginServing(phase.first_round, forget, room, staleness, self.serves(phase))

@@ -114,6 +114,26 @@ def test_two_servers_share_the_parameters(four: Network, lane: str) -> None:
     assert (pushed > pulled) is (lane == "i32")
 
 
+#: Only the first host, which leads and trains, finds the end near.
+ENDS = """
+def done(state):
+    with open("/sys/class/net/eth1/address") as file:
+        return int(file.read().strip()[-2:], 16) == 1 and state.round >= 6
+"""
+
+
+@pytest.mark.long
+def test_a_test_that_servers_do_not_expect(four: Network) -> None:
+    """R14: the lead's word counts. Both servers pull as the test comes, which takes longer than it takes to begin."""
+    large = "\ndef model():\n    return nn.Sequential(nn.Linear(16, 200_000))\n"
+    job = tiny_job(four.folder, large, "unexpected", hooks=ENDS)
+    run = four.train(job, rounds=200, test_every=200, servers="h2,h3", sync_every=6, **SYSTEM)
+    assert run.result["weights_identical"] and run.result["trained_rounds"] < 20
+    assert not run.training("h2") and not run.training("h3")
+    tested = [row for host in run.members for row in run.metrics(host) if row["phase"] == "test"]
+    assert len(tested) == 4 and len({row["weights_sha256"] for row in tested}) == 1
+
+
 @pytest.fixture
 def lossy() -> Iterator[Network]:
     with Network(3, loss=0.02, program=LIGHT) as made:

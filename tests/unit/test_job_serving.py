@@ -64,6 +64,23 @@ def test_a_worker_without_a_partner_is_said_once() -> None:
     assert said(1, 2) == [], "it has asked for no partners"
 
 
+def test_what_was_read_as_another_server_was_lost_says_nothing() -> None:
+    class Node:
+        view = view(1, 2, 3, 4)
+
+    choice = Choice(Plan("j", 8, 32, exchange=Exchange.SERVERS, servers=Asked(1, ())), Node())  # type: ignore[arg-type]
+
+    def servers(*counted: int) -> tuple[int, ...]:
+        serving, _ = choice.choose_servers(counted, 8)
+        assert serving is not None
+        return serving.servers
+
+    assert servers(1, 2, 3, 4) == (1,)
+    choice.reads = {2: 9, 3: 9, 4: 8}
+    assert servers(2, 3, 4) == (3,)
+    assert servers(2, 4) == (4,), "in a test, say: both have read the last round"
+
+
 WRONG = [
     ("0", ALL, "servers=0: a job has 1 to 64 servers"),
     ("-1", ALL, "servers=-1: a job has 1 to 64 servers"),

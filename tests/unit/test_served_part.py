@@ -74,12 +74,14 @@ def test_a_server_is_filled_by_its_program_once(host: Host) -> None:
     assert not again.lanes, "its part is the newest"
 
 
-def test_a_server_that_has_worked_meanwhile_is_filled_anew(host: Host) -> None:
-    """What it has is as old as its last time as a server."""
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_server_that_has_worked_meanwhile_is_filled_anew(host: Host, commits: bool) -> None:
+    """What it has is as old as its last time as a server, also if the other one is lost in the phase's first round."""
     prepared(host, phase(1))
     commit(host, phase(1), 3)
     prepared(host, phase(2, 5, 9))
-    commit(host, phase(2), 9)
+    if commits:
+        commit(host, phase(2), 9)
     (serves,) = prepared(host, phase(1, 6, 15))
     assert serves.lanes == LANES
 

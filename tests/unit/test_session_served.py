@@ -203,6 +203,26 @@ def test_what_a_step_has_brought_is_here(width: int) -> None:
     assert agent.served.here(1, 2) is (width == 32) and not agent.served.here(0, 1)
 
 
+def test_answers_to_a_step_that_is_dropped_bring_nothing(tmp_path: Path) -> None:
+    """They came in a round that was left in the middle: all parameters are pulled anew."""
+    agent = Agent(32, tmp_path, lanes=1500)
+    agent.begin()
+    weights = agent.pull(parameters(1, agent.lanes), version=3)
+    agent.served.step(ROUND, trained(weights, 1), 4)
+    agent.take()
+    agent.number += 1
+    agent.hold(1, parameters(2)[PULLED : 2 * PULLED], version=4)
+    agent.phase(first=ROUND + 1)
+    assert agent.served.wait(ROUND) is None
+    assert agent.session.next_phase().kind == "train"
+    agent.served.pull(ROUND + 1)
+    assert not agent.served.here(1, 2)
+    agent.number += 1
+    agent.hold(1, parameters(2)[PULLED : 2 * PULLED], ROUND + 1)
+    assert agent.served.here(1, 2) and not agent.served.here(0, 1)
+    agent.close()
+
+
 def test_the_oldest_round_is_the_version(small: Agent) -> None:
     small.begin()
     small.pull(parameters(1, small.lanes), version=3)
@@ -222,6 +242,51 @@ def test_a_pull_after_a_commit_comes_before_a_test(small: Agent) -> None:
     small.tell("pulled", round=ROUND + 1, number=3)
     assert small.served.wait_pulled(ROUND + 1)
     assert small.session.next_phase().kind == "test"
+
+
+def test_what_a_test_needs_is_pulled_before_this_member_is_prepared_for_it(small: Agent) -> None:
+    """Once all members are, the phase with servers is over, and nobody answers."""
+    small.begin()
+    small.committed(ROUND)
+    assert isinstance(small.served.wait(ROUND), Commit)
+
+    told: list[str] = []
+
+    def pull(kind: str) -> None:
+        told.append(kind)
+        small.served.pull(ROUND + 1)
+        assert small.take() == {"op": "pull", "round": ROUND + 1}
+        small.tell("pulled", round=ROUND + 1, number=3)
+        assert small.served.wait_pulled(ROUND + 1)
+
+    small.session.on_phase = pull
+    small.enter("test", ROUND + 1)
+    assert told == ["test"]
+
+
+def test_a_server_is_lost_while_a_test_is_prepared(small: Agent) -> None:
+    """Its part is to be filled here, in a phase that comes next: for the test this member is prepared all the same."""
+    small.begin()
+    small.committed(ROUND)
+    small.served.wait(ROUND)
+    file = Mapped(np.float32, (600,))
+
+    def pull(kind: str) -> None:
+        small.session.on_phase = None
+        small.served.pull(ROUND + 1)
+        assert small.take()["op"] == "pull"
+        small.serves(new=False, fds=(file.fd,), first=720, lanes=600)
+        small.phase(first=ROUND + 1)
+        assert not small.served.wait_pulled(ROUND + 1)
+
+    small.session.on_phase = pull
+    small.phase("test", ROUND + 1)
+    assert small.session.next_phase().kind == "test"
+    assert small.take() == {"op": "prepared", "number": 2}
+    assert small.session.next_phase().kind == "train"
+    small.served.fill(np.zeros(small.lanes, np.float32))
+    assert small.take() == {"op": "prepared", "number": 3}
+    file.close()
 
 
 def test_what_was_pulled_late_is_told(small: Agent) -> None:

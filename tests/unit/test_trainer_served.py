@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served_session import FakeServed, ServedNetwork
+from nicps.client import Phase
+from tests.served_session import FakeServed, ServedNetwork, ServedSession
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError, weights
@@ -261,6 +262,33 @@ def test_what_is_tested_in_the_middle_of_a_round_is_the_last_commit(
             assert row[key] == last[key]
 
 
+def test_a_server_pulls_for_a_test_before_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not lead, and has expected none: once a test begins no server answers."""
+    next_phase = ServedSession.next_phase
+
+    def enters(self: ServedSession) -> Phase:
+        phase = next_phase(self)
+        self.network.log.append(("enters", self.number, phase.kind))
+        return phase
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.commits) == 2 and network.kind == "train" and not tested:
+                tested.append(turn)
+                network.drop("test")
+
+        network.before = before
+
+    tested: list[int] = []
+    monkeypatch.setattr(ServedSession, "next_phase", enters)
+    settings = {"sync_every": 2, "rounds": 12, "test_every": 12}
+    network, _ = run(tmp_path, Case([], 2, (1, 1), settings), script)
+    of_server = [event[::2] for event in network.log if event[:2] in (("pull", 2), ("enters", 2))]
+    assert of_server[:4] == [("enters", "train"), ("pull", 0), ("pull", 1), ("enters", "test")]
+
+
 def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path) -> None:
     """R18: and the worker goes on as if nothing had been."""
     kept = []
@@ -279,6 +307,25 @@ def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path
     vector = np.concatenate([array.ravel() for array in saved.model.values()])
     assert hashlib.sha256(vector.tobytes()).hexdigest() == reference.commits[0]
     assert saved.head["progress"]["round"] == reference.rounds[0]
+
+
+def test_what_has_not_been_pulled_is_not_saved(tmp_path: Path) -> None:
+    """The second server does not lead. Its agent is told why at once, and does not wait for a file."""
+    told: list[tuple[int, str]] = []
+
+    def script(network: ServedNetwork) -> None:
+        def before(turn: int) -> None:
+            if len(network.commits) == 2 and network.versions[0] and not told:
+                session = network.sessions[2]
+                session.checkpoint = lambda round_, error="": told.append((round_, error))  # type: ignore[method-assign]
+                session.on_keep()
+
+        network.before = before
+
+    settings = {"sync_every": 4, "rounds": 12, "test_every": 12}
+    run(tmp_path, Case([], 2, (1, 1), settings), script)
+    ((_, why),) = told
+    assert why == "the state after round 2 has not been pulled here"
 
 
 @pytest.mark.parametrize("comes", [False, True])
