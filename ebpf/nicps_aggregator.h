@@ -40,7 +40,6 @@ static __always_inline void nicps_finish_sum(struct nicps_gather *gather,
 				  place->not_finite & 1);
 	body->exponent = exponent;
 	sum->exponent = exponent;
-	sum->unit = unit;
 	nicps_copy_lanes(sum->lane, payload);
 }
 

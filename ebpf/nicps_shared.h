@@ -267,8 +267,7 @@ struct nicps_stored {
 	__u64 rest; /* tag of the sum that was made here, whose remainders there are; 0: none.
 		     * Of parameters round << 32 | version. */
 	__u8 exponent;
-	__u8 unit; /* of a sum that was made here, as its list has it */
-	__u8 reserved[6];
+	__u8 reserved[7];
 	__u8 lane[NICPS_LANE_BYTES];
 };
 

@@ -130,5 +130,5 @@ def exchange(
             record["lane"] = np.frombuffer(lanes.astype(NATIVE[width]).tobytes(), np.uint8)
             record["exponent"] = exponent & 0xFF
             if number == maker:
-                record["rest"], record["unit"] = tag, unit & 0xFF
+                record["rest"] = tag
             record["tag"] = tag

@@ -48,13 +48,12 @@ class Gather:
 
 @dataclass
 class Stored:
-    """A sum; `rest`: the tag, if it was made here, and `unit`, which nothing else writes."""
+    """A sum; `rest`: the tag, if it was made here."""
 
     tag: int
     exponent: int
     lanes: bytes
     rest: int = 0
-    unit: int | None = None
 
 
 @dataclass
@@ -218,7 +217,7 @@ class StripesModel:
             place.not_finite |= own.exponent == wire.NOT_FINITE
         lanes, exponent, place.total = rounded(place.total, width, body.unit, place.not_finite)
         made = lanes.astype(NATIVE[width]).tobytes()
-        self.sums[bank, body.index] = Stored(tag, exponent, made, tag, body.unit)
+        self.sums[bank, body.index] = Stored(tag, exponent, made, rest=tag)
         self._counted(bank, tag, body.fragments)
         out = self._send(header, replace(body, exponent=exponent), FrameType.SUM, made, GROUP)
         return Outcome(TX, ("summed",), out, heard=True)

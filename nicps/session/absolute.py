@@ -97,11 +97,9 @@ class AbsoluteQuantiser:
         self._value = np.empty(shape, np.float32)
         self._scaled = np.empty(shape, np.float32)
         self._native = np.empty(shape, format.native)
-        # Of these fragments the rounding error is the residual already; of the sums of others what it has left over.
-        self._early, self._added = np.zeros((2, format.fragments), np.bool_)
-        self._parts: list[
-            tuple[slice, I64, float]
-        ] = []  # of the latter: fragments, remainders, 2**unit
+        self._early = np.zeros(
+            format.fragments, np.bool_
+        )  # their rounding error is the residual already
 
     def bound(self, vector: F32, *, finite: bool = False) -> int:
         """An upper bound of the x of all fragments of `vector` that are finite, before it is converted.
@@ -118,8 +116,7 @@ class AbsoluteQuantiser:
 
     def begin(self) -> None:
         """Another vector is converted."""
-        early = self._early.any() or self._parts
-        assert not early, "the vector before was neither kept nor dropped"
+        assert not self._early.any(), "the vector before was neither kept nor dropped"
         self._residual.next_limit = 0.0
 
     def batch(self, vector: F32, first: int, count: int, lanes: Lanes, exponents: I8) -> None:
@@ -217,7 +214,6 @@ class AbsoluteQuantiser:
         Arguments are as for `keep`. Where the residual is that of this vector already, it becomes (residual + sent) -
         vector, in float32: the former one, but for the last bits that the sum of vector and residual has rounded away.
         """
-        self.take_back()
         self._restore(vector, lanes, exponents, self._early)
 
     def _restore(self, vector: F32, lanes: Lanes, exponents: I8, back: BOOL) -> None:
@@ -277,48 +273,17 @@ class AbsoluteQuantiser:
             used: (n,): the others are left out.
             unit: log2.
         """
-        if used.any():
-            for part in _runs(~self._added[first : first + len(used)]):
-                of_part = remainders[part], used[part], math.ldexp(1.0, unit)
-                self._add_part(first + part.start, *of_part)
-            # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
-            most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
-            self._residual.limit = (self._residual.limit + most) * _ROUNDED_UP
-        self._forget_parts()
-
-    def add_early(self, first: int, remainders: I64, used: BOOL, unit: int) -> None:
-        """As `add`, before it is known whether these sums are committed: of fragments that were kept early.
-
-        `add` leaves these as they are, and `take_back` and `drop` take them back. No bound is known until then.
-        """
-        rows = slice(first, first + len(used))
-        for part in _runs(used & self._early[rows] & ~self._added[rows]):
-            here = slice(first + part.start, first + part.stop)
-            whose = here, remainders[part], math.ldexp(1.0, unit)
-            self._add_part(here.start, remainders[part], used[part], whose[2])
-            self._added[here] = True
-            self._parts.append(whose)
-
-    def take_back(self) -> None:
-        """Other sums are committed, or none: nothing of what was added early stays, but for its rounding."""
-        for here, remainders, unit in self._parts:
-            self._add_part(here.start, remainders, np.ones(len(remainders), np.bool_), -unit)
-            self._residual.limit = self._residual.next_limit = math.inf
-        self._forget_parts()
-
-    def _forget_parts(self) -> None:
-        if self._parts:
-            self._added[:] = False
-            self._parts = []
-
-    def _add_part(self, first: int, remainders: I64, used: BOOL, unit: float) -> None:
-        """Add these."""
-        per, loops = self.format.per_fragment, self.loops
-        mine = self._residual.kept[first * per : (first + len(used)) * per]
+        residual, per, loops = self._residual, self.format.per_fragment, self.loops
+        if not used.any():
+            return
+        mine = residual.kept[first * per : (first + len(used)) * per]
         for rows, left in self._whole_fragments(mine, len(used)):
-            of_part = left.reshape(-1, per), remainders[rows], used[rows], unit
+            of_part = left.reshape(-1, per), remainders[rows], used[rows], math.ldexp(1.0, unit)
             if loops is None or not loops.add(*of_part):
                 self._add(*of_part)
+        # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
+        most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
+        residual.limit = (residual.limit + most) * _ROUNDED_UP
 
     def _add(self, kept: F32, remainders: I64, used: BOOL, unit: float) -> None:
         step = self.format.batch
@@ -328,13 +293,6 @@ class AbsoluteQuantiser:
             np.multiply(remainders[part], unit, out=scaled, casting="unsafe")
             scaled[~used[part]] = 0.0
             kept[part] += scaled
-
-
-def _runs(flags: BOOL) -> Iterator[slice]:
-    """Where flags are set without a gap."""
-    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
-    for begin, end in edges.reshape(-1, 2).tolist():
-        yield slice(begin, end)
 
 
 class StepQuantiser(AbsoluteQuantiser):

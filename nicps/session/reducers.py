@@ -20,7 +20,7 @@ from nicps.session.loops import loops_for
 from nicps.session.offers import Offers
 from nicps.session.phases import Commit
 from nicps.session.planned import MemberRounds
-from nicps.session.sized import ChannelRounds, Rest
+from nicps.session.sized import ChannelRounds
 from nicps.session.stripes import stripe
 from nicps.session.sums import Sums
 from nicps.session.whole import Whole
@@ -279,15 +279,7 @@ class StripedReducer:
                 self.vector.read(sums, now, early.out)
                 early.unread[rank], moved = unread[batch:], True
                 if rounds.sent(self._round):
-                    self.vector.keep_early(sums, now, own, *self._rest_of(early, now))
-
-    def _rest_of(self, early: _Early, part: range) -> tuple[Rest | None, int]:
-        """What rounding these sums has left over, if this member has made them, and its unit (log2)."""
-        due = () if self._central else self._standing.due
-        rest = self.rounds.rest(early.round, early.view, self.vector, due, part)
-        if rest is None:
-            return None, 0
-        return rest, self.rounds.unit(early.round, self.vector, part.start)
+                    self.vector.keep_early(sums, now, own)
 
     def drop(self) -> None:
         """As `Reducer`."""

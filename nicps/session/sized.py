@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from nicps.session import shared_form
@@ -59,13 +58,12 @@ class Bank:
 class Rest:
     """What rounding the sums of this member's stripe has left over, in units: the fragments from `first` on.
 
-    Attributes: `lanes`, int64 (n, per_fragment); `used`, (n,), the others are not of this round; `of`, round and view.
+    Attributes: `lanes`, int64 (n, per_fragment); `used`, (n,), the others are not of this round.
     """
 
     first: int
     lanes: I64
     used: BOOL
-    of: tuple[int, int] = 0, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +222,6 @@ class ChannelRounds:
         """(fragments,): of each sum, the view << 32 | the round."""
         return self._memory.sums["tag"][round_ & 1, self._here(vector)]
 
-    def unit(self, round_: int, vector: Vector, fragment: int) -> int:
-        """log2 of that of a sum that this member has made."""
-        at = self._here(vector).start + fragment
-        return int(self._memory.sums["unit"][round_ & 1, at].view(np.int8))
-
     def sent(self, round_: int) -> bool:
         """Whether the agent has begun to send what was converted for that round, on channel 0: a list has it."""
         return self._memory.own.sent(round_)
@@ -237,11 +230,7 @@ class ChannelRounds:
         """Give the vector the sums of a round, in which all have called the same."""
         alone, own = set(round_.counted) == {self._number}, self.own(round_.round, vector)
         sums = own if alone else self.sums(round_.round, vector)
-        rest = None
-        if not alone and vector.feedback:
-            with self._mapping:
-                self._rests.forget_before(round_.view)
-            rest = self.rest(round_.round, round_.view, vector, round_.aggregators)
+        rest = None if alone or not vector.feedback else self._rest(round_, vector)
         outcome = Outcome(
             _fragments_of(vector),
             sums.lanes,
@@ -263,35 +252,18 @@ class ChannelRounds:
         lanes: Lanes = records["lane"][bank].view(LaneFormat(1, vector.width).wire)[here]
         return Bank(lanes, records.exponents[bank, here])
 
-    def rest(
-        self,
-        round_: int,
-        view: int,
-        vector: Vector,
-        aggregators: Sequence[int],
-        part: range | None = None,
-    ) -> Rest | None:
-        """What rounding the sums of this member's stripe has left over, as far as they are made.
-
-        Args:
-            part: of these fragments only; all of one stripe.
-
-        Returns None where they are not of this member's stripe, or it has none.
-        """
-        if self._number not in aggregators:
+    def _rest(self, round_: Sum, vector: Vector) -> Rest | None:
+        order, width = round_.aggregators, vector.width
+        if self._number not in order:
             return None
-        here = stripe(_fragments_of(vector), aggregators.index(self._number), len(aggregators))
-        part = here if part is None else part
-        if part and part.start not in here:
-            return None
-        mine = slice(self._first + part.start, self._first + part.stop)
-        used = self._memory.sums.usable_rests(round_, view, mine)
-        count = -(-len(here) // fragments_per_block(vector.width))
+        here = stripe(_fragments_of(vector), order.index(self._number), len(order))
+        mine = slice(self._first + here.start, self._first + here.stop)
+        used = self._memory.sums.usable_rests(round_.round, round_.view, mine)
+        count = -(-len(here) // fragments_per_block(width))
         with self._mapping:
-            blocks = self._rests.of(round_, view, count)
-        lanes = blocks.reshape(-1, LaneFormat(1, vector.width).per_fragment)
-        at = part.start - here.start
-        return Rest(part.start, lanes[at : at + len(part)], used, (round_, view))
+            blocks = self._rests.of(round_.round, round_.view, count)
+        lanes = blocks.reshape(-1, LaneFormat(1, width).per_fragment)[: len(here)]
+        return Rest(here.start, lanes, used)
 
 
 def _fragments_of(vector: Vector) -> int:

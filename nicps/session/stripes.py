@@ -188,17 +188,11 @@ class Remainders:
 
     def of(self, round_: int, view: int, count: int) -> I64:
         """Of the first `count` fragments of the stripe in that view, int64 (count, per_fragment), in units."""
-        assert self._of, "the agent has sent no places"
-        places = next(
-            (lanes for first, lanes in reversed(self._of) if first <= view), self._of[0][1]
-        )
-        bank: I64 = places[round_ & 1, :count]
-        return bank
-
-    def forget_before(self, view: int) -> None:
-        """A round was committed in that view: none of an earlier one will be."""
         while len(self._of) > 1 and self._of[1][0] <= view:
-            del self._of[0]
+            del self._of[0]  # views of commits only grow
+        assert self._of, "the agent has sent no places"
+        bank: I64 = self._of[0][1][round_ & 1, :count]
+        return bank
 
 
 assert PAYLOAD_BYTES == BLOCK_LANES

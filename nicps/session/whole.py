@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from nicps.session.absolute import I8, AbsoluteQuantiser, AbsoluteSummer, Lanes
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.loops import loops_for
-from nicps.session.sized import Bank, Outcome, Rest
+from nicps.session.sized import Bank, Outcome
 from nicps.wire import NOT_FINITE
 
 #: So many batches of the own stripe are converted at once by compiled loops: nobody waits for one of them.
@@ -36,7 +36,6 @@ class Whole:
         self._bound = 0
         self._out: F32 | None = None
         self._unread: Iterable[range] = ()
-        self._rests_of: tuple[int, int] | None = None  # round and view of what was added early
 
     def compile(self) -> None:
         """From now on compiled loops do the work, where there are some for the format."""
@@ -84,31 +83,16 @@ class Whole:
         """Read the sums of at most a batch of fragments."""
         self._summer.batch(sums.lanes, sums.exponents, part.start, len(part), out)
 
-    def keep_early(
-        self, sums: Bank, part: range, own: Bank, rest: Rest | None = None, unit: int = 0
-    ) -> None:
+    def keep_early(self, sums: Bank, part: range, own: Bank) -> None:
         """Sums of these fragments are here. They may have the vector taken last in them, and be committed.
 
         If the vector is large, their residual is computed now, while the program waits for the other sums: after the
         last one it would take as long as converting.
-
-        Args:
-            rest: if this member has made these sums, what rounding them has left over, in units of `unit` (log2).
         """
         if self._vector is None or self._quantiser.loops is None:
             return
         lost = sums.exponents[part.start : part.stop] == NOT_FINITE
         self._quantiser.keep_early(self._vector, part.start, own.lanes, own.exponents, lost)
-        if rest is not None:
-            self._rests_are_of(rest)
-            self._quantiser.add_early(rest.first, rest.lanes, rest.used, unit)
-
-    def _rests_are_of(self, rest: Rest | None) -> None:
-        """What was added early of other sums is taken back."""
-        of = rest.of if rest is not None else None
-        if of != self._rests_of:
-            self._quantiser.take_back()
-        self._rests_of = of
 
     def expect(self, out: F32 | None, unread: Iterable[range]) -> None:
         """`settle` reads these fragments into `out`, float32 (lanes,)."""
@@ -125,7 +109,6 @@ class Whole:
         if not self.feedback:
             return
         own = Bank(outcome.own_lanes, outcome.own_exponents)
-        self._rests_are_of(outcome.rest)
         if outcome.counted:
             assert self._vector is not None, "nothing was converted"
             lost = sums.exponents == NOT_FINITE
@@ -133,8 +116,6 @@ class Whole:
             self._vector = None
         else:
             self.drop(own)
-        if (
-            rest := outcome.rest
-        ) is not None:  # also those that were added early: their bound is not known yet
+        if (rest := outcome.rest) is not None:
             exponents = sums.exponents[rest.first : rest.first + len(rest.used)]
             self._quantiser.add(rest.first, rest.lanes, exponents, rest.used, outcome.unit)

@@ -189,7 +189,6 @@ class Target(Counted):
             record = self.sums[self._place(model, bank, index)]
             assert (int(record["tag"]), int(record["rest"])) == (stored.tag, stored.rest)
             assert int(record["exponent"]) == stored.exponent & 0xFF
-            assert stored.unit is None or int(record["unit"]) == stored.unit & 0xFF
             assert record["lane"].tobytes() == stored.lanes
         return len(model.sums)
 
