@@ -19,11 +19,11 @@ from benchmarks import pulls, served_training
 from benchmarks.time_to_accuracy import setting, share
 from nicps.bench.arguments import as_type, duration, host_count, in_order, whole
 from nicps.errors import NicpsError
-from nicps.rates import parse_rate
+from nicps.rates import parse_line_rate, parse_rate
 
 
 def _rates(text: str) -> tuple[int | None, ...]:
-    return tuple(None if part == "unshaped" else parse_rate(part) for part in text.split(","))
+    return tuple(parse_line_rate(part) for part in text.split(","))
 
 
 def _add_pulls(commands: Any) -> None:

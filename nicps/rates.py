@@ -25,6 +25,15 @@ def parse_rate(text: str) -> int:
     return round(float(match[1]) * _SCALE[match[2].lower()])
 
 
+def parse_line_rate(text: str) -> int | None:
+    """`parse_rate`, or None from `unshaped`: what `format_rate` writes.
+
+    Raises:
+        UsageProblem: it is neither.
+    """
+    return None if text.strip() == format_rate(None) else parse_rate(text)
+
+
 def format_rate(rate_bps: int | None) -> str:
     """`1gbit` for 10**9; `unshaped` for None."""
     if rate_bps is None:

@@ -23,7 +23,7 @@ from nicps.bench.profile import Profile
 from nicps.errors import JobFailed
 from nicps.extras import require_extra
 from nicps.lab.agents import open_folder
-from nicps.rates import format_rate, parse_rate, parse_size
+from nicps.rates import format_rate, parse_line_rate, parse_size
 
 LANES = ("i32", "i16", "i8")
 EXCHANGES = ("broadcast", "stripes", "switch")
@@ -45,8 +45,9 @@ class Measured:
 
     Attributes:
         bytes: payload of a round through the busiest port in one direction, by the formula of the exchange.
+        rate_bps: of every port; None: unshaped.
         wire_limit_seconds, frame_limit_seconds: the time of these bytes at the port's rate, without headers and with
-            those that the lab's ports count.
+            those that the lab's ports count; None where it has none.
         cpu_seconds_per_host, cpu_seconds_machine: of a round, by the machine's busy time.
         cpu_seconds_agents, cpu_seconds_programs: of a round, of all hosts' processes; XDP's time in other processes'
             time, or in none, is not in them.
@@ -61,12 +62,12 @@ class Measured:
     lane: str
     hosts: int
     params: int
-    rate_bps: int
+    rate_bps: int | None
     bytes: int
     seconds_median: float
     seconds_min: float
-    wire_limit_seconds: float
-    frame_limit_seconds: float
+    wire_limit_seconds: float | None
+    frame_limit_seconds: float | None
     cpu_seconds_per_host: float
     cpu_seconds_machine: float
     cpu_seconds_agents: float
@@ -91,7 +92,9 @@ def add_parser(subparsers: Any) -> None:
         default=(11_700_000,),
         help="float32 values per tensor (11700000)",
     )
-    parser.add_argument("--rate", default="1gbit", help="of every port (%(default)s)")
+    parser.add_argument(
+        "--rate", default="1gbit", help="of every port, or `unshaped` (%(default)s)"
+    )
     parser.add_argument(
         "--queue", metavar="SIZE", default="4M", help="of every port of the switch (%(default)s)"
     )
@@ -123,7 +126,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    rates = [parse_rate(rate) for rate in args.rate.split(",")]
+    rates = [parse_line_rate(rate) for rate in args.rate.split(",")]
     queue = parse_size(args.queue)
     sizes = [
         Size(hosts, params, rate, queue)
@@ -213,7 +216,8 @@ def _row(
         raise JobFailed(
             f"{engine.name}, {engine.exchange}, {engine.lane}: rounds were summed by {', '.join(sorted(other))}"
         )
-    size, limit = engine.size, engine.bytes * 8 / engine.size.rate_bps
+    size = engine.size
+    limit = engine.bytes * 8 / size.rate_bps if size.rate_bps else None
     return Measured(
         engine=engine.name,
         exchange=engine.exchange,
@@ -224,8 +228,8 @@ def _row(
         bytes=round(engine.bytes),
         seconds_median=_rounded(median(times.seconds)),
         seconds_min=_rounded(min(times.seconds)),
-        wire_limit_seconds=_rounded(limit),
-        frame_limit_seconds=_rounded(limit * engine.frame_share),
+        wire_limit_seconds=_rounded(limit) if limit else None,
+        frame_limit_seconds=_rounded(limit * engine.frame_share) if limit else None,
         cpu_seconds_per_host=round(times.busy / counted / size.hosts, 4),
         cpu_seconds_machine=round(times.busy / counted, 4),
         cpu_seconds_agents=_rounded(times.agents / counted),
@@ -247,8 +251,7 @@ def _show(rows: Sequence[Measured]) -> None:
         _print(
             f"{row.engine:<8} {row.exchange:<12} {row.lane:<8} median {_shown(row.seconds_median)} s  "
             f"min {_shown(row.seconds_min)} s  "
-            f"limit {_shown(row.wire_limit_seconds)} s  ({row.seconds_median / row.wire_limit_seconds - 1:+.1%})  "
-            f"cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
+            f"{_beside_limit(row)}cpu {row.cpu_seconds_per_host:.3f} s/host  rss {row.peak_rss_bytes / 1e6:.0f} MB  "
             f"worst error {row.worst_error:.2g}"
             + (f"  {beside:+.1%}" if row is not first[row.lane] else "")
         )
@@ -257,6 +260,13 @@ def _show(rows: Sequence[Measured]) -> None:
             _print(f"         stages, ms  {parts}")
         if row.profile is not None:
             _show_profile(row, row.profile)
+
+
+def _beside_limit(row: Measured) -> str:
+    """The limit, and how much longer the row took; empty where the line has none."""
+    if (limit := row.wire_limit_seconds) is None:
+        return ""
+    return f"limit {_shown(limit)} s  ({row.seconds_median / limit - 1:+.1%})  "
 
 
 def _show_profile(row: Measured, profile: Profile) -> None:

@@ -48,13 +48,13 @@ _HELD_GLOO = {"float32": 13.0, "float16": 35.0}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The number of hosts, the number of values of their float32 vectors, the rate of the ports (bits per second), and
-    the room in a queue of the switch.
+    """The number of hosts, the number of values of their float32 vectors, the rate of the ports (bits per second; None:
+    unshaped), and the room in a queue of the switch.
     """
 
     hosts: int
     params: int
-    rate_bps: int
+    rate_bps: int | None
     queue_bytes: int = LabSettings.queue_bytes
 
     def shape(self, lab_name: str, switch: str = "bridge") -> LabSettings:

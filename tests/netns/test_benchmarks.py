@@ -127,6 +127,18 @@ def test_allreduce_of_a_small_tensor(checkout: Path, params: int) -> None:
 
 
 @pytest.mark.long
+def test_allreduce_on_lines_without_a_limit(checkout: Path) -> None:
+    command = (
+        "allreduce --hosts 2 --params 1024 --rounds 1 --lane i8 --rate unshaped --against none"
+    )
+    found = bench(checkout, command)
+    (row,) = found["results"]
+    limits = row["wire_limit_seconds"], row["frame_limit_seconds"]
+    assert (found["rate_bps"], row["rate_bps"], *limits) == (None,) * 4
+    assert row["seconds_min"] > 0
+
+
+@pytest.mark.long
 def test_allreduce_of_exchanges_and_hosts_side_by_side(checkout: Path) -> None:
     command = (
         "allreduce --hosts 2,3 --params 50000 --rounds 2 --lane i8 --exchange broadcast,stripes"

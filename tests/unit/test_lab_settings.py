@@ -31,7 +31,7 @@ from nicps.lab import (
 from nicps.lab.jobs import RunSettings
 from nicps.lab.processes import Running, program
 from nicps.lab.state import LabState, ProcessRecord
-from nicps.rates import format_rate, parse_rate
+from nicps.rates import format_rate, parse_line_rate, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_what_is_no_rate(text: str) -> None:
         parse_rate(text)
 
 
-@pytest.mark.parametrize("rate_bps", [8_000, 10**6, 10**9, 2_500_000_000])
-def test_rates_are_written_as_they_are_read(rate_bps: int) -> None:
-    assert parse_rate(format_rate(rate_bps)) == rate_bps
+@pytest.mark.parametrize("rate_bps", [8_000, 10**6, 10**9, 2_500_000_000, None])
+def test_rates_are_written_as_they_are_read(rate_bps: int | None) -> None:
+    assert parse_line_rate(format_rate(rate_bps)) == rate_bps
 
 
 @pytest.mark.parametrize(
