@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of an all-reduce over the size of its tensor, as a picture of what `nicps bench allreduce --json` measured.
+"""The time of an all-reduce over the size of its tensor, as a picture of what `nicps bench allreduce --json` measured;
+or that of a step over the rate, out of `python -m benchmarks.which --json`.
 
     python -m benchmarks.picture RESULT ... --out benchmarks/sizes.svg
 
 RESULT is a file with the output of one run. Each combination of hosts and rate is a panel, each engine with its lanes a
-line through its medians; both axes are logarithmic.
+line through its medians. Of steps each way is a line. Both axes are logarithmic.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import matplotlib
 import orjson
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from nicps.errors import EnvironmentProblem, NicpsError, UsageProblem
 from nicps.rates import format_rate
@@ -35,6 +37,14 @@ _COLORS = {
     "i8": "tab:red",
     "float32": "black",
     "float16": "0.55",
+}
+#: Of `benchmarks.which`: how a line is named and drawn.
+_WAYS = {
+    "gloo": ("DDP on Gloo", "black", "-."),
+    "plain": ("DDP on nicps", "tab:blue", "-"),
+    "i8": ('compress(lane="i8")', "tab:red", "-"),
+    "rank-2": ("compress(rank=2)", "tab:purple", "-"),
+    "local-8": ("local SGD, 8 steps", "tab:orange", "--"),
 }
 Row = Mapping[str, Any]
 
@@ -65,12 +75,19 @@ def read(path: Path) -> list[Row]:
         raise UsageProblem(f"cannot read {path}: {error.strerror}") from None
     try:
         rows: list[Row] = orjson.loads(lines[-1])["results"]
-        panel_of(rows[0]), line_of(rows[0])
+        if not is_step(rows[0]):
+            panel_of(rows[0]), line_of(rows[0])
     except (IndexError, KeyError, TypeError, ValueError):
         raise UsageProblem(
             f"{path} does not end with the results of `nicps bench allreduce --json`"
+            " or `python -m benchmarks.which --json`"
         ) from None
     return rows
+
+
+def is_step(row: Row) -> bool:
+    """Whether it is of `benchmarks.which`."""
+    return "way" in row
 
 
 def panel_of(row: Row) -> tuple[int, int]:
@@ -95,10 +112,25 @@ def draw(rows: Sequence[Row], out: Path) -> None:
     """Write the picture.
 
     Raises:
+        UsageProblem: there are rows of both kinds.
         EnvironmentProblem: the picture cannot be written.
     """
+    if len({is_step(row) for row in rows}) > 1:
+        raise UsageProblem("all-reduces and steps do not go into one picture")
     matplotlib.use("agg")
     matplotlib.rcParams.update({"svg.hashsalt": "nicps", "svg.fonttype": "none", "font.size": 9})
+    figure = (_draw_steps if is_step(rows[0]) else _draw_sizes)(rows)
+    figure.tight_layout()
+    try:
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+        if out.suffix == ".svg":
+            head, rest = out.read_text().split("\n", 1)
+            out.write_text(f"{head}\n<!-- SPDX-License-Identifier: Apache-2.0 -->\n{rest}")
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot write {out}: {error}") from None
+
+
+def _draw_sizes(rows: Sequence[Row]) -> Figure:
     panels = sorted({panel_of(row) for row in rows})
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False, sharey=True
@@ -116,14 +148,25 @@ def draw(rows: Sequence[Row], out: Path) -> None:
         axis.grid(visible=True, which="major", alpha=0.3)
     axes[0][0].set_ylabel("seconds of an all-reduce (median)")
     axes[0][-1].legend(fontsize=7)
-    figure.tight_layout()
-    try:
-        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
-        if out.suffix == ".svg":
-            head, rest = out.read_text().split("\n", 1)
-            out.write_text(f"{head}\n<!-- SPDX-License-Identifier: Apache-2.0 -->\n{rest}")
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"cannot write {out}: {error}") from None
+    return figure
+
+
+def _draw_steps(rows: Sequence[Row]) -> Figure:
+    figure, axis = pyplot.subplots(figsize=(6.2, 4.2))
+    for way, (name, color, style) in _WAYS.items():
+        points = {row["rate_bps"]: row["seconds_median"] for row in rows if row["way"] == way}
+        if points:
+            line = zip(*sorted(points.items()), strict=True)
+            axis.loglog(*line, style, color=color, marker=".", label=name)
+    rates = sorted({row["rate_bps"] for row in rows})
+    axis.set_xticks(rates, [format_rate(rate) for rate in rates])
+    axis.minorticks_off()
+    axis.set_title(f"{rows[0]['hosts']} hosts, {rows[0]['params'] / 1e6:.1f} million parameters")
+    axis.set_xlabel("rate of a host's line")
+    axis.set_ylabel("seconds of a step above computing (median)")
+    axis.grid(visible=True, which="major", alpha=0.3)
+    axis.legend(fontsize=8)
+    return figure
 
 
 if __name__ == "__main__":

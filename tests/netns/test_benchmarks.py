@@ -228,3 +228,39 @@ def test_return(checkout: Path) -> None:
     (found,) = bench(checkout, "return --hosts 3 --repeat 1 --rounds 2")["results"]
     after = list(found["done"].values())
     assert len(after) == 8 and after == sorted(after)
+
+
+def printed(checkout: Path, module: str, command: str) -> dict[str, Any]:
+    """The last line of a benchmark that is no command of nicps."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *command.split(), "--json"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=250.0,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.long
+def test_which_way_takes_how_long(checkout: Path) -> None:
+    found = printed(checkout, "benchmarks.which", "--rate 1gbit --width 64 --steps 3 --repeat 1")
+    ways = ["gloo", "plain", "i8", "rank-2", "local-8"]
+    assert [row["way"] for row in found["results"]] == ways
+    for row in found["results"]:
+        assert (row["rate_bps"], row["params"]) == (10**9, 4 * 64 * 65)
+        assert row["runs"][0]["step"] > row["runs"][0]["computing"] > 0
+
+
+@pytest.mark.long
+def test_low_rank_beside_powersgd(checkout: Path) -> None:
+    command = "--ranks 1 --width 128 --steps 2 --repeat 1"
+    found = printed(checkout, "benchmarks.low_rank", command)
+    assert [(row["way"], row["rank"]) for row in found["medians"]] == [
+        ("nicps", 1),
+        ("powersgd", 1),
+        ("powersgd-tuned", 1),
+    ]
