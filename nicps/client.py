@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -136,7 +135,8 @@ class Session:
         self._format = format = LaneFormat(
             lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
         )
-        prepare(format if residual is None else replace(format, lanes=len(residual)), self.settings)
+        kept = lanes if residual is None else len(residual)
+        prepare(format, kept, self.settings)
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
         left = Residual(format, residual)
@@ -145,7 +145,6 @@ class Session:
         if planned:
             shared = self.number, self._memory.rounds, self._talk.mail
             self.channels = Channels(*shared, self._send, self._due, self._forget_state)
-        kept = lanes if residual is None else len(residual)
         self._residual = ResidualFile(left, kept, self.workdir)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
             self._send(shared_form.Residual(dropped))

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Member, Node, NodeState, Phase, Receiver, Timings, View
+from nicps.protocol import Node, NodeState, Phase, Receiver, Timings, View
 from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.ring import Ring
+from tests.listed import members_of
 from tests.rooms import NoKernel
 
-VIEW = View(
-    1,
-    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
-    frozenset({1, 2, 3}),
-    1,
-)
+VIEW = View(1, members_of(3), frozenset({1, 2, 3}), 1)
 TIMINGS = Timings()
 START = 100.0
 

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from random import Random
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Member, Phase, View
+from nicps.protocol import Phase, View
 from nicps.protocol.actions import SendServed
+from nicps.protocol.exchange.steps import Steps
 from nicps.protocol.serving import Serving
+from tests.listed import ROUND, members_of
 from tests.simulator.kernel import in_ranges
 
-VIEW_NUMBER, ROUND, FRAGMENTS = 3, 7, 300
-MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3, 4))
+VIEW_NUMBER, FRAGMENTS = 3, 300
+MEMBERS = members_of(4)
 #: Member 1 leads, and serves.
 VIEW = View(VIEW_NUMBER, MEMBERS, frozenset({1, 2, 3, 4}), 1)
 
@@ -106,3 +109,34 @@ class ServedKernel:
 def indices(action: SendServed) -> set[int]:
     """The fragments that are sent."""
     return {index for first, count in action.ranges for index in range(first, first + count)}
+
+
+def finish_with_losses(
+    steps: Steps,
+    kernel: ServedKernel,
+    actions: list[SendServed],
+    now: float,
+    random: Random,
+    silent: Container[int] = (),
+) -> float:
+    """Four of ten frames and answers are lost, others are overtaken; the silent members never answer.
+
+    Returns:
+        when all of it has come.
+    """
+    late: list[tuple[int, set[int]]] = []
+    ends = now + 60.0
+    while not steps.whole:
+        assert now < ends, "it is stuck"
+        for action in actions:
+            if action.to not in silent:
+                come = {index for index in indices(action) if random.random() < 0.6}
+                late.append((action.number, come))
+        random.shuffle(late)
+        for of, come in late[: len(late) // 2 + 1]:
+            kernel.take(of, come)
+        del late[: len(late) // 2 + 1]
+        now = min(steps.deadline(), now + 0.002) if random.random() < 0.8 else steps.deadline()
+        actions = steps.advance(now)
+        assert len({action.number for action in actions}) <= 1
+    return now

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Member, Phase, SendFragments, Timings, View
+from nicps.protocol import Phase, SendFragments, Timings, View
 from nicps.protocol.exchange import StripesExchanger, exchanger_of
-from nicps.protocol.token import Line, TokenState
+from tests.listed import ROUND, members_of, token_of
 
-FRAGMENTS, ROUND, CONVERSION = 3000, 7, 5
-MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3, 4))
+FRAGMENTS, CONVERSION = 3000, 5
+MEMBERS = members_of(4)
 #: Member 3 has left; three aggregators have a thousand fragments each.
 VIEW = View(3, MEMBERS, frozenset({1, 2, 4}), 1)
 PHASE = Phase(
@@ -87,15 +88,8 @@ def member(number: int = 2, kernel: Kernel | None = None, view: View = VIEW) -> 
     return part
 
 
-def closed(*contributors: int, units: Mapping[int, int] | None = None) -> TokenState:
-    """The list is closed, with these members' largest exponents."""
-    made = TokenState.create(1, 1, ROUND, -40, [Line() for _ in MEMBERS])
-    for number in contributors:
-        line = made.lines[number - 1]
-        line.samples, line.marks = 4, wire.Mark.CONTRIBUTED
-        line.unit = (units or {}).get(number, -20)
-    made.state = wire.TokenState.CLOSING
-    return made
+#: The list is closed, with these members' largest exponents.
+closed = partial(token_of, len(MEMBERS))
 
 
 def only(actions: object) -> SendFragments:

@@ -7,7 +7,7 @@ A session calls the reducer of its phase. It does not check which exchange the p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nicps.barrier import barrier
@@ -41,17 +41,19 @@ class Standing:
         return tuple(k for k, share in enumerate(self.shares, 1) if share and k in self.live)
 
 
-def prepare(format: LaneFormat, settings: Mapping[str, Any]) -> None:
+def prepare(format: LaneFormat, numbers: int, settings: Mapping[str, Any]) -> None:
     """Compile what a job's vectors need, before the other members wait for this one, unless it cannot be needed.
 
-    A job that leaves its exchange open may have stripes. With factors of low rank (`rank`) vectors are short.
+    A job that leaves its exchange open may have stripes, and one that asks for a switch a Linux switch, or stripes.
 
     Args:
-        format: of all numbers that a step brings, in however many rounds.
+        format: of a step's longest round.
+        numbers: of the gradient. A step brings all of them, but for factors of low rank (`rank`), which are shorter.
     """
-    asked = settings.get("exchange", "auto") in ("auto", Exchange.STRIPES.name)
-    if asked and settings.get("system", "R") == "R" and not settings.get("rank"):
-        loops_for(format)
+    if settings.get("exchange", "auto") == Exchange.BROADCAST.name:
+        return
+    if settings.get("system", "R") == "R":
+        loops_for(format if settings.get("rank") else replace(format, lanes=numbers))
 
 
 class Reducer(Protocol):

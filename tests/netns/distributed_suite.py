@@ -78,9 +78,10 @@ class Ours(str):
 
 def load() -> types.ModuleType:
     """PyTorch's file, with ours in its lists of backends."""
-    folder = tempfile.mkdtemp(prefix="nicps-suite-")
+    tempfile.tempdir = folder = tempfile.mkdtemp(prefix="nicps-suite-")  # each test leaves a file
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ.update(
+        TMPDIR=folder,
         BACKEND="nicps",
         WORLD_SIZE=str(RANKS),
         INIT_METHOD=f"file://{folder}/rendezvous",

@@ -163,7 +163,7 @@ def test_the_agent_that_leads_a_group_of_two_is_killed(three: Network) -> None:
     lead, other = members[ranks.index(0)], members[ranks.index(1)]
     three.end(lead.host, signal.SIGKILL)
     three.join(lead.host)
-    until(lambda: three.stands_by(other.host), "the other host out of the group")
+    three.all_stand_by(lead.host, other.host)
     for member in members:
         member.process.kill()
         member.process.wait()

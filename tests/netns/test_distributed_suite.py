@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -35,19 +37,25 @@ SOME = (
 )
 
 
-def outcomes(network: Network, *tests: str, timeout_s: float) -> dict[str, dict[str, Any]]:
-    """The outcomes of these tests, or of all, by name."""
+def outcomes(
+    network: Network, folder: Path, *tests: str, timeout_s: float
+) -> dict[str, dict[str, Any]]:
+    """The outcomes of these tests, or of all, by name. None leaves a file in the folder."""
     command = [sys.executable, "-m", "tests.netns.distributed_suite", "--lab", network.lab.name]
-    done = subprocess.run([*command, *tests], capture_output=True, timeout=timeout_s)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [*command, *tests], env=environment, capture_output=True, timeout=timeout_s
+    )
     assert done.returncode == 0, done.stderr.decode()
+    assert list(folder.iterdir()) == []
     rows = [orjson.loads(line) for line in done.stdout.splitlines()]
     return {row["test"]: row for row in rows}
 
 
 @needs_expecttest
 @pytest.mark.timeout(600)
-def test_some_of_pytorchs_tests(network: Network) -> None:
-    found = outcomes(network, *SOME, timeout_s=550)
+def test_some_of_pytorchs_tests(network: Network, tmp_path: Path) -> None:
+    found = outcomes(network, tmp_path, *SOME, timeout_s=550)
     assert {name: row for name, row in found.items() if row["outcome"] != "passed"} == {}
     assert set(found) == set(SOME)
     network.all_stand_by()
@@ -56,11 +64,11 @@ def test_some_of_pytorchs_tests(network: Network) -> None:
 @needs_expecttest
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_all_of_pytorchs_tests(network: Network) -> None:
+def test_all_of_pytorchs_tests(network: Network, tmp_path: Path) -> None:
     """Only tests fail that Gloo fails, too; skipped ones need a GPU, more ranks or a library, or are for other
     backends.
     """
-    found = outcomes(network, timeout_s=3500)
+    found = outcomes(network, tmp_path, timeout_s=3500)
     assert len(found) > 280
     failed = {name: row["why"] for name, row in found.items() if row["outcome"] == "failed"}
     ours = {n: w for n, w in failed.items() if not w.startswith(distributed_suite.NOT_HERE)}

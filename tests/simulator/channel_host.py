@@ -81,7 +81,7 @@ class ChannelHost(Host):
         self.dead = False
         self._boot()
         self.node.join(self.clock())
-        self._arm()
+        self.arm()
 
     def at(self, channel: int) -> Any:
         """The host as the kernel's area of that channel has it."""

@@ -202,7 +202,7 @@ def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
             faults.at_moment(rng.choice(list(_MOMENTS)), nth, rng.choice(_AT_A_MOMENT))
     for host in lan.hosts[1:]:
         host.node.join(host.clock())
-        host._arm()
+        host.arm()
     first = lan.hosts[0]
     lan.at(0.01, lambda: first.do(first.node.start(first.clock(), seed + 1)))
     return lan

@@ -321,7 +321,8 @@ class Host:
         """The doorbell: some sums have come, or the last."""
         self.do(self.machine.sums_came(self._sync()))
 
-    def _arm(self) -> None:
+    def arm(self) -> None:
+        """The node or the job may have another deadline now."""
         deadline = self.machine.deadline()
         if deadline != self._timer and deadline != math.inf:
             self._timer = deadline
@@ -389,7 +390,7 @@ class Host:
         self.lan.checks.has_room(self, self._blocks)
         if self.outbox.waits and not awaited:
             self.later(1e-5, self._tick)
-        self._arm()
+        self.arm()
 
     def _do(self, action: Any) -> None:
         lan = self.lan

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One simulated host of a job with parameter servers: the node as it is, and a model of the job around it.
 
-The model hands nothing out: files are there, and a host that comes back is told how far the job is. It chooses servers
-and where they are filled from, takes hosts back, tests, and ends, as docs/servers.md says.
+The model hands nothing out: files are there, and a host that comes back is told how far the job is. What it decides on
+is in `served_lead.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicps import protocol, wire
-from nicps.exchange import Exchange
 from nicps.job import actions as act
-from nicps.job.plan import stop, test_round
+from nicps.job.plan import stop
 from nicps.protocol import Node, Offer, Phase
-from nicps.protocol.serving import Serving, per_push
+from nicps.protocol.serving import per_push
 from tests.simulator.host import Host
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
 from tests.simulator.served_contents import contents_of, handed_out
+from tests.simulator.served_lead import ServedLead
 from tests.simulator.served_machine import ServedMachine
 from tests.simulator.served_program import ServedProgram, State
 from tests.simulator.servers import NOTHING, Part, ServedReceiver, ServersKernel, Token
@@ -64,10 +64,7 @@ class ServedHost(Host):
         self.serves = 0, 0  # how many servers when the part that is here was made, and its rank
         self.finishing = False
         self._steps = 0
-        self._word = 0, ""  # what its training program says, after a round
-        self._read_by_all = 0
-        self._reads: Mapping[int, int] = {}  # by worker, as a server was lost
-        self._waiting: dict[bytes, protocol.Answered] = {}
+        self.lead = ServedLead(self)
         self.keys = {}
         self._blocks = 0
         self._timer = None
@@ -93,7 +90,7 @@ class ServedHost(Host):
     def refused_up(self, member: int, number: int) -> None:
         """The doorbell: that member refuses what was asked with that number."""
         self.node.refused(self._sync(), member, number)
-        self._arm()
+        self.arm()
 
     def sums_up(self) -> None:
         """The doorbell: some answers have come, or the last."""
@@ -120,7 +117,7 @@ class ServedHost(Host):
             self._begin(ring.phase)
         self.lan.checks.served.closed(self)
         self.kernel.alive = self.clock()
-        self._arm()
+        self.arm()
 
     def _begin(self, phase: Phase) -> None:
         """It is in force here."""
@@ -145,16 +142,16 @@ class ServedHost(Host):
             case protocol.Installed(view, _, phase, again):
                 self._enter_view(action, view, phase, again=again)
             case protocol.Ready():
-                self.later(0.0, self._go_on)
+                self.later(0.0, self.lead.go_on)
             case protocol.Answered(joiner):
-                self._waiting[joiner.mac] = action
+                self.lead.note_waiting(joiner)
             case protocol.Prepare(phase):
                 self.note(f"PREPARES {phase.kind.name} {phase.number} from {phase.first_round}")
                 self.later(0.0, lambda: self._prepare(phase))
             case protocol.PhaseAgreed(phase):
                 self.note(f"AGREED {phase.kind.name} {phase.number}")
                 if phase.kind is wire.PhaseKind.FINISH:
-                    self.later(0.0, lambda: self._decide(stop(None)))
+                    self.later(0.0, lambda: self.lead.decide(stop(None)))
                 if phase.kind is wire.PhaseKind.STOP:
                     self._end(phase)
             case protocol.Committed():
@@ -163,11 +160,9 @@ class ServedHost(Host):
                 if self.process is not None:
                     self.process.deliver(action)
             case protocol.ReadByAll(round_):
-                self._read_by_all = round_
-                self.later(0.0, self._act)
+                self.lead.note_read(round_)
             case protocol.ServerLost(reads):
-                self._reads = reads
-                self.later(0.0, self._replace)
+                self.lead.note_lost(reads)
             case protocol.Evicted(reason, ending):
                 self.note(f"STRUCK {reason}")
                 self.phase, self.process = None, None
@@ -197,8 +192,7 @@ class ServedHost(Host):
         self.kernel.clear()
         self.kernel.alive = self.clock()
         self.lan.checks.installed(self, action)
-        self._waiting = {}
-        self._read_by_all = 0
+        self.lead.enter_view()
         if phase is None:
             self.phase = None
             return
@@ -227,132 +221,10 @@ class ServedHost(Host):
             if phase.shares[self.node.number - 1] and self.process is not None:
                 self.process.deliver(commit)
                 return
-            self._judge(commit.round)
+            self.lead.judge(commit.round)
         elif self.node.leads:
-            self.later(0.0, self._go_on)
+            self.later(0.0, self.lead.go_on)
         self.later(0.0, lambda: self.do(self.node.read(self.clock(), commit.round, 0)))
-
-    def _judge(self, round_: int) -> None:
-        """Every program does; the lead's word counts."""
-        last = self.trained >= self.lan.rounds
-        tests = last or self.trained % self.lan.test_every == 0
-        self._word = round_, "test" if tests else "continue"
-        self.later(0.0, self._act)
-
-    # ---- the lead
-
-    def _decide(self, phase: Phase) -> None:
-        if self.node.leads:
-            self.do(self.node.decide(self.clock(), phase))
-
-    def _act(self) -> None:
-        """Carry out the training program's word, once all have read what it is about."""
-        node, (round_, what) = self.node, self._word
-        phase = node.phase_in_force
-        current = round_ == node.open_round - 1 and self._read_by_all >= round_
-        if not (node.leads and current and phase is not None and phase.kind is TRAIN):
-            return
-        if round_ < phase.first_round or node.changing or node.ring is None or node.ring.frozen:
-            return
-        if what == "test":
-            counted = node.view.live - node.learners
-            self._decide(test_round(node.view, node.open_round + 1, counted))
-        elif joiners := self._joiners():
-            self.note(f"TAKES BACK {[one.name for one in joiners]}")
-            self.do(node.rebuild(self.clock(), joiners))
-        else:
-            self.do(node.go_on(self.clock()))
-
-    def _joiners(self) -> tuple[protocol.Joiner, ...]:
-        view = self.node.view
-        return tuple(
-            answer.joiner
-            for mac, answer in self._waiting.items()
-            if view.number_of(mac) not in view.live
-        )
-
-    def _go_on(self) -> None:
-        """Everybody has the view, or a test is over: what comes next is decided, or goes on."""
-        node = self.node
-        if not node.leads or node.changing or not node.membership.ready:
-            return
-        view, phase = node.view, node.phase_in_force
-        calls = len(view.live) < len(view.members) or bool(node.learners)
-        node.call_hosts("job", calls=calls, closed=True)
-        self._arm()
-        if self.finishing:
-            self._decide(Phase(0, 0, wire.PhaseKind.FINISH))
-            return
-        if phase is not None and phase.kind is wire.PhaseKind.TEST and node.ring is not None:
-            if node.ring.round == phase.first_round:
-                return  # it goes on
-            if self.trained >= self.lan.rounds:
-                self._decide(Phase(0, 0, wire.PhaseKind.FINISH))
-                return
-        elif phase is not None and phase.serving is not None and phase.sharing(view.live):
-            if view.live.issuperset(phase.serving.servers):
-                self._act()
-            return  # or `_replace` goes on
-        self._train()
-
-    def _replace(self) -> None:
-        """A server has left, and what each worker has read is known."""
-        node, phase = self.node, self.node.phase_in_force
-        lost = phase is not None and phase.serving is not None
-        if lost and node.leads and not node.changing and not self.finishing:
-            self._train()
-
-    def _train(self) -> None:
-        """Decide on a training phase: who serves, who trains, and from whom a new server is filled."""
-        node, lan, view = self.node, self.lan, self.node.view
-        servers = self._servers()
-        workers = [k for k in view.order if k not in servers]
-        if not servers or not workers:
-            self._decide(stop("too few hosts are left for servers and workers"))
-            return
-        whole = sorted(self.whole & view.live - node.learners)
-        source = max((k for k in whole if k in workers), key=self._rank, default=0)
-        before = self.training.serving.servers if self.training and self.training.serving else ()
-        new = servers != before or not node.learners.isdisjoint(servers)
-        if self.trained and new and not source:
-            self._decide(stop("nobody who is left has the parameters"))
-            return
-        shares = tuple(int(m.number in workers) for m in view.members)
-        phase = Phase(
-            0,
-            0,
-            TRAIN,
-            first_round=node.open_round + 1,
-            fragments=lan.fragments,
-            last_fragments=lan.fragments,
-            width=lan.plan.width,
-            shares=shares,
-            quorum=sum(shares),
-            settings={"trained": self.trained, "whole": whole, "source": source},
-            exchange=Exchange.SERVERS,
-            serving=Serving(servers, lan.every, sets=lan.sets, channels=lan.channels),
-        )
-        self._decide(phase)
-
-    def _rank(self, worker: int) -> tuple[int, int]:
-        """Whose parameters are those of the newest commit; of these the lowest number."""
-        return self._reads.get(worker, 0), -worker
-
-    def _servers(self) -> tuple[int, ...]:
-        """Those of the phase before, if they are there; others take the places of who is not, or all have more."""
-        view, learners = self.node.view, self.node.learners
-        if self.training is None or self.training.serving is None:
-            return view.order[: min(self.lan.servers, len(view.order) - 1)]
-        kept = self.training.serving.servers
-        spare = [k for k in view.order if k not in kept]
-        spare.sort(key=lambda k: (k in self.whole, k in learners, k))
-        found = []
-        for server in kept:
-            if server in view.live:
-                found.append(server)
-            elif len(spare) > 1:
-                found.append(spare.pop(0))
-        return tuple(found)
 
     # ---- every member
 
@@ -492,7 +364,7 @@ class ServedHost(Host):
         self.last_read = round_
         word = int.from_bytes(digest[:4], "big") | 1
         self.do(self.node.read(self.clock(), round_, word))
-        self._judge(round_)
+        self.lead.judge(round_)
 
     def program_catches_up(self, round_: int) -> None:
         """It has pulled the last commit in the next phase only."""

@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Member, NotAdded, Phase, SendFragments, Timings, View
+from nicps.protocol import NotAdded, Phase, SendFragments, Timings, View
 from nicps.protocol.exchange import BroadcastExchanger, Exchanger, SwitchExchanger, exchanger_of
-from nicps.protocol.token import Line, TokenState
+from tests.listed import ROUND, members_of, token_of
 
 FRAGMENTS = 600
 W = wire.QUANTUM // 3  # the window of three members
-ROUND = 7
-VIEW = View(
-    3,
-    tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3)),
-    frozenset({1, 2, 3}),
-    1,
-)
+VIEW = View(3, members_of(3), frozenset({1, 2, 3}), 1)
+#: The list is open.
+token = partial(token_of, len(VIEW.members), closed=False)
 
 
 class Kernel:
@@ -74,16 +72,6 @@ def exchanger(kind: Exchange, number: int, kernel: Kernel, view: View = VIEW) ->
     part = exchanger_of(phase, view, number, kernel, Timings(), 0.0)
     part.open(ROUND)
     return part
-
-
-def token(*contributors: int, closed: bool = False) -> TokenState:
-    made = TokenState.create(1, 1, ROUND, -40, [Line() for _ in VIEW.members])
-    for number in contributors:
-        made.lines[number - 1].samples = 4
-        made.lines[number - 1].marks |= wire.Mark.CONTRIBUTED
-    if closed:
-        made.state = wire.TokenState.CLOSING
-    return made
 
 
 def sent(actions: object) -> list[tuple[tuple[tuple[int, int], ...], bool]]:
@@ -226,13 +214,10 @@ def test_sums_open_the_window_without_the_token() -> None:
 
 def test_all_members_together_have_no_more_than_a_quantum_on_their_way() -> None:
     for live in range(2, 65):
-        members = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in range(1, live + 1))
-        view = View(3, members, frozenset(range(1, live + 1)), 1)
+        numbers = range(1, live + 1)
+        view = View(3, members_of(live), frozenset(numbers), 1)
         part = exchanger(Exchange.SWITCH, 2, Kernel(), view)
-        lines = [Line(samples=4, marks=wire.Mark.CONTRIBUTED) for _ in members]
-        state = TokenState.create(1, 1, ROUND, -40, lines)
-        state.state = wire.TokenState.CLOSING
-        (((first, count),), _), *more = sent(part.on_token(0.0, state))
+        (((first, count),), _), *more = sent(part.on_token(0.0, token_of(live, *numbers)))
         assert first == 0 and not more and 8 <= count <= wire.QUANTUM
         assert count * live <= wire.QUANTUM or count == 8
 

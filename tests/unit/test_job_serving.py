@@ -14,14 +14,14 @@ from nicps.job.choice import Choice
 from nicps.job.orders import PublishEvent
 from nicps.job.plan import Plan
 from nicps.job.serving import Asked, Room, announce, keeps_part, replace_servers, second_begins
-from nicps.protocol import Member, Phase, View
+from nicps.protocol import Phase, View
 from nicps.protocol.serving import Serving
 from nicps.session.served_form import Serves
+from tests.listed import members_of
 
 
 def view(*live: int, members: int = 5) -> View:
-    hosts = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in range(1, members + 1))
-    return View(1, hosts, frozenset(live), min(live))
+    return View(1, members_of(members), frozenset(live), min(live))
 
 
 ALL = (1, 2, 3, 4, 5)

@@ -20,6 +20,7 @@ from nicps.session import loops
 from nicps.session.absolute import AbsoluteQuantiser, AbsoluteSummer
 from nicps.session.lanes import LaneFormat, Residual
 from nicps.session.loops import LEAST_NUMBERS, Loops
+from nicps.session.reducers import prepare
 from tests.unit.test_session_stripes import LANES, WIDTH, Agent
 
 pytest.importorskip("numba")
@@ -239,21 +240,17 @@ def test_only_a_large_vector_has_loops_and_numba_stays_outside() -> None:
     assert run(code + asks_for(LEAST_NUMBERS)) == ["NoneType", "False", "Loops", "False"]
 
 
-@pytest.mark.parametrize("processes", ["that compiles", "after one that has compiled"])
-def test_loops_take_next_to_no_memory(tmp_path: Path, processes: str) -> None:
-    """numba has taken 47 MB."""
+def test_loops_take_next_to_no_memory(tmp_path: Path) -> None:
+    """In the process that compiles, and in the next one, which finds the code. numba has taken 47 MB."""
     code = (
         "import os, nicps.client; from nicps.bench.memory import anonymous_bytes\n"
         "before = anonymous_bytes(os.getpid())\n"
         f"assert loops.loops_for(LaneFormat({LEAST_NUMBERS}, 8))\n"
         "print(anonymous_bytes(os.getpid()) - before)\n"
     )
-    taken = run(code, env=elsewhere(tmp_path))
-    if processes != "that compiles":
-        kept = list(tmp_path.rglob("loops8.bin"))
-        assert len(kept) == 1
-        taken = run(code, env=elsewhere(tmp_path))
-    assert int(taken[0]) < 1.5e6
+    for kept in (0, 1):
+        assert len(list(tmp_path.rglob("loops8.bin"))) == kept
+        assert int(run(code, env=elsewhere(tmp_path))[0]) < 1.5e6
 
 
 def test_without_numba_numpy_converts() -> None:
@@ -273,12 +270,27 @@ def test_a_user_without_a_home_compiles_and_is_told_nothing() -> None:
     assert found == ["Loops", "False"]
 
 
-def test_a_job_that_has_no_stripes_compiles_nothing() -> None:
-    code = "from nicps.session.reducers import prepare\n"
-    others = {"exchange": "broadcast"}, {"exchange": "switch"}, {"system": "S"}, {"rank": 2}
-    for settings_ in (*others, {}):
-        code += f"prepare(LaneFormat({LEAST_NUMBERS}, 8), {settings_}); print(list(loops._made))\n"
-    assert run(code) == [*["[]"] * len(others), "[8]"]
+@pytest.mark.parametrize(
+    ("settings_", "rounds", "made"),
+    [
+        ({"exchange": "broadcast"}, LEAST_NUMBERS, []),
+        ({"system": "S"}, LEAST_NUMBERS, []),
+        ({"rank": 2}, LEAST_NUMBERS - 1, []),
+        ({"rank": 2}, LEAST_NUMBERS, [8]),
+        ({"bucket_mb": 1.0}, LEAST_NUMBERS - 1, [8]),
+        ({"exchange": "switch"}, LEAST_NUMBERS, [8]),
+        ({}, LEAST_NUMBERS, [8]),
+    ],
+    ids=["broadcast", "servers", "short factors", "factors", "buckets", "a switch", "no exchange"],
+)
+def test_a_job_compiles_before_it_begins_what_it_may_need(
+    monkeypatch: pytest.MonkeyPatch, settings_: dict[str, Any], rounds: int, made: list[int]
+) -> None:
+    """Factors go out in place of a gradient that is longer than they are."""
+    monkeypatch.setattr(loops, "_made", {})
+    monkeypatch.setattr(loops, "Loops", compiled)
+    prepare(LaneFormat(rounds, 8), LEAST_NUMBERS, settings_)
+    assert list(loops._made) == made
 
 
 def test_all_is_compiled_before_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from nicps import wire
 from nicps.agent.sender import Sender
 from nicps.errors import InterfaceDown, JobFailed
 from nicps.exchange import Exchange
-from nicps.protocol import Member, SendFragments, Striped
+from nicps.protocol import SendFragments, Striped
 from nicps.protocol.phase import Phase
+from tests.listed import members_of
 
 FRAGMENTS = 12
 
@@ -280,7 +281,7 @@ class Recorded(Interface):
         return super().push(headers, payload)
 
 
-MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3, 4))
+MEMBERS = members_of(4)
 
 
 def stripes(

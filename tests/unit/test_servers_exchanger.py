@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,12 +17,14 @@ from nicps.protocol.exchange import ServersExchanger, exchanger_of
 from nicps.protocol.exchange.servers import Begun
 from nicps.protocol.exchange.steps import Source
 from nicps.protocol.progress import find_fault
-from nicps.protocol.token import Line, TokenState
-from tests.served_kernel import FRAGMENTS, MEMBERS, ROUND, VIEW, ServedKernel, phase_of
+from tests.listed import ROUND, token_of
+from tests.served_kernel import FRAGMENTS, MEMBERS, VIEW, ServedKernel, phase_of
 
 pytestmark = pytest.mark.unit
 
 TIMINGS = Timings()
+#: The list is closed.
+closed = partial(token_of, len(MEMBERS))
 PUSH, PULL, CONTRIBUTION = wire.FrameType.PUSH, wire.FrameType.PULL, wire.FrameType.CONTRIBUTION
 
 
@@ -33,16 +36,6 @@ def member(
     assert isinstance(part, ServersExchanger)
     part.open(ROUND)
     return part
-
-
-def closed(*contributors: int) -> TokenState:
-    """The list is closed."""
-    made = TokenState.create(1, 1, ROUND, -40, [Line() for _ in MEMBERS])
-    for number in contributors:
-        line = made.lines[number - 1]
-        line.samples, line.marks = 4, int(wire.Mark.CONTRIBUTED)
-    made.state = wire.TokenState.CLOSING
-    return made
 
 
 def sent(actions: Iterable[Action]) -> list[SendServed]:
@@ -84,7 +77,7 @@ def test_who_is_not_listed_sends_nothing() -> None:
     part = member()
     part.conversion = 9
     assert part.on_closed(0.0, closed(3)) == []
-    assert part.on_token(0.0, TokenState.create(1, 1, ROUND, -40, closed(2).lines)) == [], "open"
+    assert part.on_token(0.0, closed(2, closed=False)) == [], "open"
     part.on_dropped()
     assert part.on_closed(0.0, closed(2)) == [], "another view comes"
 

@@ -18,12 +18,13 @@ from nicps.job.plan import Plan
 from nicps.protocol import Action, Declined, Installed, PhaseAgreed, Prepare, Send, SendFragments
 from nicps.protocol.departure import Departure
 from nicps.protocol.local_host import LocalHost, NodeState
-from nicps.protocol.phase import AdaptiveTimeout, Member, Timings
+from nicps.protocol.phase import AdaptiveTimeout, Timings
 from nicps.protocol.rings import Rings
 from nicps.protocol.signals import Chosen, Signal, WithoutSelf
 from nicps.protocol.standing import Place, Standing
 from nicps.protocol.view import Successor, View
 from nicps.protocol.view_change import ViewChange
+from tests.listed import members_of
 from tests.ring_parts import TIMINGS, VIEW
 from tests.rooms import NoKernel
 from tests.simulator import schedules
@@ -286,10 +287,9 @@ def test_a_lead_that_leaves_is_not_in_the_view_that_it_proposes() -> None:
 
 
 def test_a_lead_that_leaves_goes_on_alone_where_one_of_two_may() -> None:
-    members = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2))
     timings = Timings(alone=True)
     timeout = AdaptiveTimeout(timings)
-    view = View(1, members, frozenset({1, 2}), 1)
+    view = View(1, members_of(2), frozenset({1, 2}), 1)
     change, place = (
         ViewChange(view, 1, 1, timings, timeout, lambda: bytes(16)),
         Place(Standing(), {}),

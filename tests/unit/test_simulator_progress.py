@@ -17,6 +17,7 @@ from nicps.protocol import Action, Member, NoProgress, Timings, View
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.progress import IN_VAIN, Progress, Standstill, find_fault
 from nicps.protocol.signals import Lacking
+from tests.listed import members_of
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S
 from tests.simulator.host import Host
@@ -344,13 +345,12 @@ def test_whose_fault_it_is(
 
 def test_members_judge_again_while_nobody_proposes() -> None:
     """Member 1 misses a report and judges later than the others, on more. Then each verdict names another proposer."""
-    members = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3))
-    seen = View(1, members, frozenset({1, 2, 3}), 1)
+    seen = View(1, members_of(3), frozenset({1, 2, 3}), 1)
     hosts = {
         m.number: Standstill(
             LocalHost(m.mac, m.name, NodeState.MEMBER, seen, m.number), Timings(silence_most_s=3.0)
         )
-        for m in members
+        for m in seen.members
     }
     reports = [(0.1 * turn, 3) for turn in range(25)]
     reports += [(1.05 + 0.1 * turn, 2) for turn in range(15)]

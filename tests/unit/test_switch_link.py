@@ -6,15 +6,16 @@ from __future__ import annotations
 import pytest
 
 from nicps import wire
-from nicps.protocol import Member, Send, SwitchChanged, View
+from nicps.protocol import Send, SwitchChanged, View
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.signals import Renew, Steps
 from nicps.protocol.switch_link import FRESH_S, SwitchLink, name_of
 from nicps.wire import SwitchStep
+from tests.listed import members_of
 
 pytestmark = pytest.mark.unit
 
-MEMBERS = tuple(Member(k, bytes([2, 0, 0, 0, 0, k]), f"h{k}") for k in (1, 2, 3))
+MEMBERS = members_of(3)
 SEED = bytes(range(16))
 VIEW = View(4, MEMBERS, frozenset({1, 2, 3}), 1, seed=SEED)
 NEXT = View(5, MEMBERS, frozenset({1, 3}), 1, seed=bytes(16))

@@ -12,8 +12,9 @@ from nicps.job.actions import EnterView, NoteCommit
 from nicps.protocol import Member, Phase, SendFragments, View
 from nicps.protocol.actions import Striped
 from nicps.protocol.plan import ChannelPlan
+from tests.listed import members_of
 
-MEMBERS = tuple(Member(n, bytes([2, 0, 0, 0, 0, n]), f"h{n}") for n in range(1, 5))
+MEMBERS = members_of(4)
 A, B, C, D = (member.mac for member in MEMBERS)
 PHASE = Phase(1, 1, wire.PhaseKind.TRAIN, fragments=8, shares=(1, 1, 1, 1))
 

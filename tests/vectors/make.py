@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the vectors from `frames.py` and `scenarios/`.
+"""Writes the vectors from `frames.py`, `exchange_frames.py` and `scenarios/`.
 
 python -m tests.vectors.make            # write frames.json, sequences/*.json and servers/*.json
 python -m tests.vectors.make --check    # exit 1 and name each file that differs
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.vectors import encode, frames
+from tests.vectors import encode, exchange_frames, frames
 from tests.vectors.scenario import Scenario
 from tests.vectors.scenarios import (
     adding,
@@ -53,7 +53,7 @@ def _part(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 def frames_json() -> dict[str, Any]:
     """`frames.json`: each frame as its structs, hex beside fields, and its tail."""
     out = []
-    for vector in frames.FRAMES:
+    for vector in (*frames.FRAMES, *exchange_frames.FRAMES):
         body = b"".join(encode.struct_bytes(*struct) for struct in vector.structs) + vector.tail
         header = {"version": 1, "type": encode.TYPES.index(vector.structs[0][0])}
         header |= {"length": 32 + len(body)} | vector.header

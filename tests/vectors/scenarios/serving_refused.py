@@ -15,6 +15,13 @@ PUSHED, PULLED, FORGED, REPLAYED = "pushed", "pulled", "forged", "replayed"
 BODY, LANES = 46, 70
 
 
+def of_a_worker(s: Serving, say: str, counter: str, header: Fields) -> None:
+    """Whatever a worker sends to a server; nobody is heard by it."""
+    s.push(f"a push, {say}", counter, values={0: 1}, heard=False, header=header)
+    s.pull(f"a pull, {say}", counter, heard=False, header=header)
+    s.contribution(f"a contribution, {say}", counter, values={0: 1}, heard=False, header=header)
+
+
 def strangers() -> Serving:
     s = Serving(
         "strangers",
@@ -34,9 +41,7 @@ def strangers() -> Serving:
         ("to another member", "astray", {"to": mac(2)}),
     ]
     for say, counter, header in cases:
-        s.push(f"a push, {say}", counter, values={0: 1}, heard=False, header=header)
-        s.pull(f"a pull, {say}", counter, heard=False, header=header)
-        s.contribution(f"a contribution, {say}", counter, values={0: 1}, heard=False, header=header)
+        of_a_worker(s, say, counter, header)
     s.push("the member itself", PUSHED, values={0: 1}, answer=held({0: 1}, staleness=1))
     return s.ends(parameters={0: {0: 1}}, numbers=[(0, 3, 1)])
 
@@ -152,9 +157,7 @@ def forged() -> Serving:
         ("the highest number, and no tag: no window moves", high),
     ]
     for say, header in doubted:
-        s.push(f"a push, {say}", FORGED, values={0: 1}, heard=False, header=header)
-        s.pull(f"a pull, {say}", FORGED, heard=False, header=header)
-        s.contribution(f"a contribution, {say}", FORGED, values={0: 1}, heard=False, header=header)
+        of_a_worker(s, say, FORGED, header)
         s.held(f"parameters, {say}", FORGED, heard=False, header=header)
         s.taken(f"an acknowledgement, {say}", FORGED, heard=False, header=header)
     s.push(
