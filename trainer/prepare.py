@@ -158,7 +158,7 @@ def _prepare(
                 "records": counts[what],
             }
         )
-    resumed = {"round": training.state.round, "unit": training.unit}
+    resumed = {"rounds": training.commits, "unit": training.unit}
     if resume is not None:  # by which each host finds its residual
         resumed |= {"run": resume.parent.parent.name, "state": training.digest()}
     unfit = unservable(training.model.arrays()) if job.settings.served else {}

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from nicps.client import Phase
+from nicps.job.checkpoints import rounds_before
 from tests.served_session import FakeServed, ServedNetwork, ServedSession
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError, weights
 from trainer.job import load
 from trainer.partnered import Ahead
+from trainer.prepare import RESUME, prepare
 from trainer.records import Records
 from trainer.state import Saved
 from trainer.training import Training
@@ -307,6 +309,16 @@ def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path
     vector = np.concatenate([array.ravel() for array in saved.model.values()])
     assert hashlib.sha256(vector.tobytes()).hexdigest() == reference.commits[0]
     assert saved.head["progress"]["round"] == reference.rounds[0]
+
+
+def test_a_checkpoint_has_the_number_of_synchronisations(tmp_path: Path) -> None:
+    """A round is as many steps as there are workers, so there are more of these. A result counts synchronisations."""
+    settings = {"sync_every": 6, "rounds": 12, "test_every": 6, "checkpoint_s": 30.0}
+    network, outcome = run(tmp_path, Case(settings=settings))
+    checkpoint, again = outcome.folders[0] / "checkpoint.npz", tmp_path / "again"
+    prepared = prepare(tmp_path / "job", again, None, {"rounds": 20}, checkpoint)
+    assert 2 <= rounds_before(prepared) == len(network.commits) < 12
+    assert Saved(again / RESUME).head["commits"] == len(network.commits)
 
 
 def test_what_has_not_been_pulled_is_not_saved(tmp_path: Path) -> None:
