@@ -57,23 +57,20 @@ class Sets:
         return first, weights.lanes(layout) - first
 
     def warning(self) -> str | None:
-        """What to say if they are not near-equal."""
+        """What to say if no branch is in them, or if they are not near-equal."""
         first, second = self.sizes
+        if not any(item.is_branch for items in self.items for item in items):
+            return (
+                f"the model has no parallel branches, and two sets of layers, of {first:,} and {second:,} parameters: "
+                "partners share the transfer, but a worker computes little before all parameters have come "
+                "(docs/jobs.md)"
+            )
         if abs(first - second) < UNEQUAL * (first + second):
             return None
         part = abs(first - second) / (first + second)
         return (
             f"the two sets of branches have {first:,} and {second:,} parameters: they differ by {part:.0%} of all; "
             "branches(model) in job.py can name other branches (docs/jobs.md)"
-        )
-
-    def remark(self) -> str | None:
-        """What to say if no branch is in them."""
-        if any(item.is_branch for items in self.items for item in items):
-            return None
-        return (
-            "the model has no parallel branches: partners share the transfer, but a worker computes little before all "
-            "parameters have come (docs/jobs.md)"
         )
 
 

@@ -185,7 +185,7 @@ def _prepare(
         orders, alone = order_branches(job, prepared, two_of(sets["train"]))
         if orders:
             prepared["orders"] = orders
-        notes += [branches.warning() or branches.remark() or "", alone]
+        notes += [branches.warning() or "", alone]
     elif job.settings.served:
         prepared["ahead"] = computes_ahead(job, prepared, two_of(sets["train"]))
         notes += [] if prepared["ahead"] else [_LATE]

@@ -112,10 +112,13 @@ def test_sets_that_are_not_near_equal_are_a_warning() -> None:
 
 
 def test_a_model_without_branches_is_told_of() -> None:
-    chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
-    remark = pack(find(chain, trace(chain))).remark()
-    assert remark is not None and remark.startswith("the model has no parallel branches")
-    assert pack(items_of(load(SHIPPED, {}))).remark() is None
+    """Also where its layers cannot be packed into equal sets: it has no other branches that its user could name."""
+    for outputs, sizes in ((4, "16 and 16 parameters"), (400, "16 and 1,600 parameters")):
+        chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(3, outputs))
+        warning = pack(find(chain, trace(chain))).warning()
+        assert warning is not None and warning.startswith("the model has no parallel branches")
+        assert sizes in warning and "branches(model)" not in warning
+    assert pack(items_of(load(SHIPPED, {}))).warning() is None
 
 
 def test_a_fragment_has_as_many_parameters_as_on_the_wire() -> None:
