@@ -139,8 +139,9 @@ class Served:
             else:
                 self._serve(phase.first_round)
         except TooLarge as error:
-            name = self._model.name_at(error.index)
-            raise JobError(f"{name}: {error}; a smaller learning rate may help") from None
+            name, index = self._model.place_of(error.index)
+            told = TooLarge(index, error.value, error.what)
+            raise JobError(f"{name}: {told}; a smaller learning rate may help") from None
 
     def _begin(self) -> None:
         """The servers may ask for what they begin with."""
