@@ -121,6 +121,17 @@ def test_a_model_without_branches_is_told_of() -> None:
     assert pack(items_of(load(SHIPPED, {}))).warning() is None
 
 
+def test_sets_are_described() -> None:
+    """The first branches by name, a branch of several modules by the first and the last one, and how many follow."""
+    several = Item(("b.0", "b.1", "b.3"), ("b.0.weight",), (), (1000,), True)
+    other = Item(("head",), ("head.weight",), (), (200,), False)
+    few = [Item((f"m{at}",), (f"m{at}.weight",), (), (300,), True) for at in range(6)]
+    told = Sets(((several, other), tuple(few))).describe()
+    assert told == (
+        "set 1 has 1,200 parameters: b.0 to b.3, 1 in no branch; set 2 has 1,800: m0, m1, m2, m3, 2 more"
+    )
+
+
 def test_a_fragment_has_as_many_parameters_as_on_the_wire() -> None:
     assert lanes_per_fragment(32) == packing.FRAGMENT
 
@@ -134,6 +145,7 @@ def layout_of(folder: Path, **settings: Any) -> dict[str, Any]:
 
 def test_the_vector_has_set_1_first_and_its_buffers_before_its_modules(tmp_path: Path) -> None:
     prepared = layout_of(tmp_path / "out")
+    assert prepared["branches"] == pack(items_of(load(SHIPPED, {}))).describe()
     assert json.loads((tmp_path / "out" / "prepared.json").read_text())["sets"] == list(
         prepared["sets"]
     )
