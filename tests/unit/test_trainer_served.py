@@ -20,6 +20,7 @@ from tests.served_session import FakeServed, ServedNetwork, ServedSession
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError, weights
+from trainer.decisions import Decisions
 from trainer.job import load
 from trainer.partnered import Ahead
 from trainer.prepare import RESUME, prepare
@@ -426,14 +427,26 @@ def test_a_test_that_was_due_as_a_server_was_lost_comes_at_the_next_synchronisat
     assert tested == [counts[due[0] + 1], *(counts[at] for at in due[1:]), counts[-1]]
 
 
-def test_a_server_that_does_not_lead_pulls_for_tests_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("often", [False, True])
+def test_a_server_that_does_not_lead_pulls_as_a_test_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: bool
+) -> None:
+    """It may expect one more `often`. The lead goes on then, and what it pulled meanwhile would have later pushes."""
+    is_test_due = Decisions.is_test_due
+
+    def expects(self: Decisions, before: int) -> bool:
+        return is_test_due(self, before) or (often and self._session.number == 2)
+
+    monkeypatch.setattr(Decisions, "is_test_due", expects)
     settings = {"sync_every": 2, "rounds": 8, "test_every": 4}
     network, outcome = run(tmp_path, Case([], 2, settings=settings))
-    worker, second = (rows(outcome, number, "train") for number in (3, 2))
-    due = {row["round"] - 1 for row in rows(outcome, 2, "test")}
-    assert {row["round"] for row in second} == due < {row["round"] for row in worker}
-    pulls = [event for event in network.log if event[0] == "pull" and event[1] == 2]
-    assert len(pulls) == 2 * len(due)
+    bits(network, outcome, tmp_path)
+    tests = [rows(outcome, number, "test") for number in range(1, network.members + 1)]
+    pulls = [event for event in network.log if event[:2] == ("pull", 2)]
+    assert len(pulls) == 2 * len(tests[1]) == 4 < 2 * len(network.commits)
+    assert not rows(outcome, 2, "train")
+    for of_all in zip(*tests, strict=True):
+        assert len({row["weights_sha256"] for row in of_all}) == 1
     digests = [set(of.values()) for of in network.digests.values()]
     assert all(len(of) == 1 for of in digests[:-1])
 
