@@ -86,7 +86,7 @@ class TooLarge(JobFailed):
         super().__init__(
             f"{what} {value:.6g} at index {index}: servers take steps below 2**21, parameters below 2**22"
         )
-        self.index, self.value = index, value
+        self.index, self.value, self.what = index, value, what
 
 
 class LeftOut(JobFailed):

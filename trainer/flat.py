@@ -355,8 +355,13 @@ class FlatModel:
 
     def name_at(self, index: int) -> str:
         """What the vector's lane `index` belongs to: `parameter '0.weight'`."""
-        entry = self.layout[int(np.searchsorted(self._ends, index, side="right"))]
-        return f"{entry['kind']} {entry['name']!r}"
+        return self.place_of(index)[0]
+
+    def place_of(self, index: int) -> tuple[str, int]:
+        """The same, and the lane's index in that tensor, flattened."""
+        at = int(np.searchsorted(self._ends, index, side="right"))
+        entry = self.layout[at]
+        return f"{entry['kind']} {entry['name']!r}", index - int(self._ends[at - 1] if at else 0)
 
 
 def _collect(parameter: Tensor, gradient: Tensor) -> None:

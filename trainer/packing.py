@@ -12,6 +12,7 @@ from trainer.branches import UNEQUAL, Item
 #: Parameters in a fragment that is pulled.
 FRAGMENT = 360
 _EXACT = 64  # items whose best division is looked for
+_NAMED = 4  # branches of a set, where it is described
 _FINE = 1 << 20  # parameters; with fewer an item counts as what it has, not in fragments
 
 
@@ -56,9 +57,21 @@ class Sets:
         first = weights.lanes([entry for entry in layout if entry["name"] in firsts])
         return first, weights.lanes(layout) - first
 
-    def warning(self) -> str | None:
-        """What to say if they are not near-equal."""
+    def describe(self) -> str:
+        """Which branches are in which set, and how large both are, in one line."""
         first, second = self.sizes
+        one, two = map(_describe, self.items)
+        return f"set 1 has {first:,} parameters: {one}; set 2 has {second:,}: {two}"
+
+    def warning(self) -> str | None:
+        """What to say if no branch is in them, or if they are not near-equal."""
+        first, second = self.sizes
+        if not any(item.is_branch for items in self.items for item in items):
+            return (
+                f"the model has no parallel branches, and two sets of layers, of {first:,} and {second:,} parameters: "
+                "partners share the transfer, but a worker computes little before all parameters have come "
+                "(docs/jobs.md)"
+            )
         if abs(first - second) < UNEQUAL * (first + second):
             return None
         part = abs(first - second) / (first + second)
@@ -67,14 +80,18 @@ class Sets:
             "branches(model) in job.py can name other branches (docs/jobs.md)"
         )
 
-    def remark(self) -> str | None:
-        """What to say if no branch is in them."""
-        if any(item.is_branch for items in self.items for item in items):
-            return None
-        return (
-            "the model has no parallel branches: partners share the transfer, but a worker computes little before all "
-            "parameters have come (docs/jobs.md)"
-        )
+
+def _describe(items: Iterable[Item]) -> str:
+    """The names of the first branches, and how many other items there are."""
+    branches, others = [], 0
+    for item in items:
+        if item.is_branch:
+            branches.append(" to ".join(dict.fromkeys((item.modules[0], item.modules[-1]))))
+        else:
+            others += 1
+    more = len(branches) - _NAMED
+    counts = [f"{more} more"] * (more > 0) + [f"{others} in no branch"] * (others > 0)
+    return ", ".join([*branches[:_NAMED], *counts])
 
 
 def _tensors(items: Iterable[Item]) -> tuple[list[tuple[str, int]], list[str]]:

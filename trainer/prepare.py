@@ -57,9 +57,9 @@ def prepare(
         resume: a checkpoint to go on from (R22). `overrides` are then over the settings that it was made under, and
             its state goes along as resume.npz.
         packed: B1: branches are packed into two sets, and the vector is laid out with set 1 first, as in each job of
-            system B. prepared.json has `sets` then, how many numbers of the vector belong to each, and `orders`, the
-            nodes of the traced model in the order of a member that pulls set 1 from the servers, and in that of one
-            that pulls set 2.
+            system B. prepared.json has `sets` then, how many numbers of the vector belong to each; `branches`, which
+            are in which set, for people; and `orders`, the nodes of the traced model in the order of a member that
+            pulls set 1 from the servers, and in that of one that pulls set 2.
 
     Returns:
         What is in prepared.json.
@@ -158,7 +158,7 @@ def _prepare(
                 "records": counts[what],
             }
         )
-    resumed = {"round": training.state.round, "unit": training.unit}
+    resumed = {"rounds": training.commits, "unit": training.unit}
     if resume is not None:  # by which each host finds its residual
         resumed |= {"run": resume.parent.parent.name, "state": training.digest()}
     unfit = unservable(training.model.arrays()) if job.settings.served else {}
@@ -182,10 +182,11 @@ def _prepare(
             )
     if branches is not None:
         prepared["sets"] = branches.lanes(prepared["model"])
+        prepared["branches"] = branches.describe()
         orders, alone = order_branches(job, prepared, two_of(sets["train"]))
         if orders:
             prepared["orders"] = orders
-        notes += [branches.warning() or branches.remark() or "", alone]
+        notes += [branches.warning() or "", alone]
     elif job.settings.served:
         prepared["ahead"] = computes_ahead(job, prepared, two_of(sets["train"]))
         notes += [] if prepared["ahead"] else [_LATE]

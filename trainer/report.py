@@ -57,7 +57,8 @@ def render(run: Run) -> str:
 
 def _head(run: Run) -> str:
     hosts = ", ".join(host.name for host in run.hosts)
-    return f"<h1>{text(run.title)}</h1><p>{text(run.folder.name)} on {text(hosts)}</p>"
+    packed = f"<p>Branches: {text(told)}</p>" if (told := run.result.get("branches")) else ""
+    return f"<h1>{text(run.title)}</h1><p>{text(run.folder.name)} on {text(hosts)}</p>{packed}"
 
 
 def _tiles(run: Run) -> str:

@@ -6,7 +6,7 @@ docs/servers.md).
              a synchronisation is due -> its step is averaged with those of all others (S4) -> commit -> pull -> digest
     in B     each step is averaged
     ahead    the next step is computed while its parameters arrive (`trainer.partnered`): after a push, and in B
-    server   commit -> pull, if a test, a checkpoint or the end comes next
+    server   commit -> pull, where it leads; another one as a test, a state or the end comes
 
 What a worker pushes is counted 1 / staleness by the servers (S2, S3). After each synchronisation all workers hold the
 same parameters, bit for bit, and these are what is tested and saved.
@@ -139,8 +139,9 @@ class Served:
             else:
                 self._serve(phase.first_round)
         except TooLarge as error:
-            name = self._model.name_at(error.index)
-            raise JobError(f"{name}: {error}; a smaller learning rate may help") from None
+            name, index = self._model.place_of(error.index)
+            told = TooLarge(index, error.value, error.what)
+            raise JobError(f"{name}: {told}; a smaller learning rate may help") from None
 
     def _begin(self) -> None:
         """The servers may ask for what they begin with."""
@@ -268,7 +269,9 @@ class Served:
     # ---- a server
 
     def _serve(self, round_: int) -> None:
-        """The kernel serves. The program needs the parameters only where it may have to test them, or to save them."""
+        """The kernel serves. The program needs the parameters only where they are tested or saved: if it leads, it has
+        them before it decides that; otherwise it catches up.
+        """
         # It steps the scheduler for the state that it saves, and never the optimizer.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
         while round_:
@@ -278,7 +281,7 @@ class Served:
                 return
             committed = self._clock()
             test = self._count(commit, committed)
-            if test or self._session.lead:
+            if self._session.lead:
                 if not self._pull(commit.round + 1):
                     return
                 self._note_commit()

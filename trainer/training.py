@@ -34,6 +34,7 @@ class Training:
 
     Attributes: `state`, how far it is; `finishing`, whether the last round was the last of all but the final test;
     `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None;
+    `commits`, what `state` has come of, in the runs before this one, too: with servers they are fewer than its rounds;
     `factors`, as which gradients are exchanged, `buckets` or `parts`, in which they are, or None.
     """
 
@@ -67,6 +68,7 @@ class Training:
         self.state = State()
         self.finishing = False
         self.unit: int | None = None
+        self.commits = 0
         self._scheduled = 0
 
     def begin(self, seed: int, *, ahead: bool = False) -> None:
@@ -126,10 +128,11 @@ class Training:
             self.optimizer.step()
 
     def count(self, rounds: int) -> None:
-        """So many rounds more are trained."""
+        """A commit has come: so many rounds more are trained."""
         state = self.after(rounds)
         self.schedule(state.round)
         self.state = state
+        self.commits += 1
 
     def after(self, rounds: int) -> State:
         """The state once so many rounds more are trained."""
@@ -178,6 +181,7 @@ class Training:
             "progress": asdict(self.state),
             "finishing": self.finishing,
             "unit": self.unit,
+            "commits": self.commits,
             "averaged": sorted(weights.averaged(self.model.layout)),
         }
         forms, arrays = self.packed()
@@ -244,3 +248,4 @@ class Training:
         if self.factors is not None and "factors" in saved.head:
             self.factors.take(saved.tree("factors", self.model.tensor))
         self.state, self._scheduled = progress, progress.round
+        self.commits = saved.head.get("commits", progress.round)

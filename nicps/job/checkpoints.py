@@ -35,9 +35,9 @@ def resumed_from(prepared: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rounds_before(prepared: Mapping[str, Any]) -> int:
-    """The rounds that were trained before a prepared job begins, in the runs that it goes on from."""
+    """The rounds that were committed before a prepared job begins, in the runs that it goes on from."""
     found = prepared.get("resume")
-    rounds = found.get("round") if isinstance(found, dict) else 0
+    rounds = found.get("rounds") if isinstance(found, dict) else 0
     return rounds if isinstance(rounds, int) and rounds > 0 else 0
 
 

@@ -211,9 +211,10 @@ class Lead:
             return [self._open(purpose, Folder.WORK, part.prepared["files"])]
         assert submission is not None
         self._mark = now
-        warnings = self._find_unknown_hosts(submission.settings)
-        warnings += [PublishEvent("warning", {"message": one_line(n)}) for n in submission.notes]
-        return [*warnings, self._open(purpose, Folder.PREPARED, submission.files)]
+        told = self._find_unknown_hosts(submission.settings)
+        told += [PublishEvent("warning", {"message": one_line(n)}) for n in submission.notes]
+        told += [Log(f"branches: {submission.branches}")] if submission.branches else []
+        return [*told, self._open(purpose, Folder.PREPARED, submission.files)]
 
     def _find_unknown_hosts(self, settings: Mapping[str, Any]) -> Orders:
         """Warn of a setting `slow.HOST` for a host that is not there, since it may be a slip."""

@@ -80,7 +80,9 @@ class Asked:
             for name in self.names:
                 if name not in numbers:
                     there = view.names(live)
-                    raise JobFailed(f"servers: {one_line(name)} is no member of this job: {there}")
+                    raise JobFailed(
+                        f"servers: {one_line(name)} is no member of this job: --set servers=N, or names out of {there}"
+                    )
             servers = tuple(numbers[name] for name in self.names)
         else:
             servers = live[: self.count]

@@ -10,6 +10,7 @@ from typing import Any
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
+from nicps.job.text import one_line
 from nicps.protocol import Group
 
 
@@ -71,6 +72,12 @@ class Submission:
         return [str(note) for note in notes] if isinstance(notes, list) else []
 
     @property
+    def branches(self) -> str:
+        """Which of the model's branches are in which set (B1), in one line; empty if they were not packed."""
+        return one_line(self.prepared.get("branches", ""))
+
+    @property
     def about(self) -> dict[str, Any]:
         """The entries for the result."""
-        return {"data": self.prepared.get("data"), "settings": self.prepared.get("settings")}
+        about = {key: self.prepared.get(key) for key in ("data", "settings")}
+        return about | ({"branches": self.branches} if self.branches else {})

@@ -114,6 +114,27 @@ def test_two_servers_share_the_parameters(four: Network, lane: str) -> None:
     assert (pushed > pulled) is (lane == "i32")
 
 
+def test_a_run_is_resumed_without_a_server_that_it_names(four: Network, job: Path) -> None:
+    """The run's settings go along. The error says how to choose other servers, and that goes on from the run."""
+    of = {"servers": "h2,h3", "sync_every": 6, "test_every": 12}
+    run = four.train(job, rounds=12, **of, **SYSTEM)
+    folder = four.place("h1", "runs") / run.result["job_id"]
+    again = ("resume", str(folder), "--set", "rounds=24", "--wait", "--json")
+    four.leave("h3")
+    try:
+        said = four.command("h1", *again).error(5)
+        assert said.startswith("servers: h3 is no member of this job: --set servers=N, or names")
+        done = four.command("h1", *again, "--set", "servers=h4,h2")
+    finally:
+        four.join("h3")
+        four.ready()
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert sorted(result["members"]) == ["h1", "h2", "h4"] and result["weights_identical"]
+    assert result["settings"]["servers"] == "h4,h2"
+    assert result["trained_rounds"] == run.result["rounds"] + result["rounds"] < 24
+
+
 #: Only the first host, which leads and trains, finds the end near.
 ENDS = """
 def done(state):

@@ -11,7 +11,7 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job import plan as phases
-from nicps.job.actions import CloseStream
+from nicps.job.actions import CloseStream, Log
 from nicps.job.course import Course
 from nicps.job.lead import Lead
 from nicps.job.orders import (
@@ -136,6 +136,17 @@ def test_what_the_preparation_has_chosen_is_said(leader: Leader) -> None:
     leader.do(leader.lead.open_hand_out(0.0, "job", leader.host.part, submission))
     told = [PublishEvent("warning", {"message": text}) for text in ("sync_every is 3", "4")]
     assert leader.host.found(PublishEvent) == told
+
+
+def test_which_branches_are_in_which_set_is_said(leader: Leader) -> None:
+    """B1: in the log and in the result, where there are any."""
+    prepared = {"files": [], "settings": {}, "data": "digits"}
+    plain = Submission(1, "job", prepared)
+    assert plain.about == {"settings": {}, "data": "digits"}
+    submission = Submission(1, "job", {**prepared, "branches": "set 1 has 9 parameters: one\n"})
+    leader.do(leader.lead.open_hand_out(0.0, "job", leader.host.part, submission))
+    assert leader.host.found(Log) == [Log("branches: set 1 has 9 parameters: one")]
+    assert submission.about == {**plain.about, "branches": "set 1 has 9 parameters: one"}
 
 
 @pytest.mark.parametrize(("script", "does"), [(False, "trains"), (True, "runs the script")])

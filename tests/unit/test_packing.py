@@ -112,10 +112,24 @@ def test_sets_that_are_not_near_equal_are_a_warning() -> None:
 
 
 def test_a_model_without_branches_is_told_of() -> None:
-    chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
-    remark = pack(find(chain, trace(chain))).remark()
-    assert remark is not None and remark.startswith("the model has no parallel branches")
-    assert pack(items_of(load(SHIPPED, {}))).remark() is None
+    """Also where its layers cannot be packed into equal sets: it has no other branches that its user could name."""
+    for outputs, sizes in ((4, "16 and 16 parameters"), (400, "16 and 1,600 parameters")):
+        chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(3, outputs))
+        warning = pack(find(chain, trace(chain))).warning()
+        assert warning is not None and warning.startswith("the model has no parallel branches")
+        assert sizes in warning and "branches(model)" not in warning
+    assert pack(items_of(load(SHIPPED, {}))).warning() is None
+
+
+def test_sets_are_described() -> None:
+    """The first branches by name, a branch of several modules by the first and the last one, and how many follow."""
+    several = Item(("b.0", "b.1", "b.3"), ("b.0.weight",), (), (1000,), True)
+    other = Item(("head",), ("head.weight",), (), (200,), False)
+    few = [Item((f"m{at}",), (f"m{at}.weight",), (), (300,), True) for at in range(6)]
+    told = Sets(((several, other), tuple(few))).describe()
+    assert told == (
+        "set 1 has 1,200 parameters: b.0 to b.3, 1 in no branch; set 2 has 1,800: m0, m1, m2, m3, 2 more"
+    )
 
 
 def test_a_fragment_has_as_many_parameters_as_on_the_wire() -> None:
@@ -131,6 +145,7 @@ def layout_of(folder: Path, **settings: Any) -> dict[str, Any]:
 
 def test_the_vector_has_set_1_first_and_its_buffers_before_its_modules(tmp_path: Path) -> None:
     prepared = layout_of(tmp_path / "out")
+    assert prepared["branches"] == pack(items_of(load(SHIPPED, {}))).describe()
     assert json.loads((tmp_path / "out" / "prepared.json").read_text())["sets"] == list(
         prepared["sets"]
     )

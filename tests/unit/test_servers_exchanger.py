@@ -15,7 +15,6 @@ from nicps.protocol import Pulled, SendServed, Stepped, Timings
 from nicps.protocol.actions import Action
 from nicps.protocol.exchange import ServersExchanger, exchanger_of
 from nicps.protocol.exchange.servers import Begun
-from nicps.protocol.exchange.steps import Source
 from nicps.protocol.progress import find_fault
 from tests.listed import ROUND, token_of
 from tests.served_kernel import FRAGMENTS, MEMBERS, VIEW, ServedKernel, phase_of
@@ -135,20 +134,6 @@ def test_a_pull_that_is_whole_is_told() -> None:
     actions = part.pull(0.0, Begun(PULL, 6))
     told = [a for a in finish(part, kernel, actions) if not isinstance(a, SendServed)]
     assert told == [Pulled(ROUND, 6)]
-
-
-def test_a_pull_goes_on_in_the_round_that_is_opened_meanwhile() -> None:
-    """Workers do not wait for a host that only serves. Servers answer questions of the open round and of no other."""
-    kernel = ServedKernel()
-    part = member(4, kernel)
-    source = Source(1, 300, 600)
-    actions = part.pull(0.0, Begun(PULL, 6, (source,)))
-    assert {a.round for a in sent(actions)} == {ROUND}
-    kernel.take_all(actions)
-    part.open(ROUND + 1)
-    told = finish(part, kernel, part.advance(0.0))
-    assert {(a.round, a.number) for a in sent(told)} == {(ROUND + 1, 6)}
-    assert told[-1] == Pulled(ROUND + 1, 6)
 
 
 @pytest.mark.parametrize("brought", [FRAGMENTS, FRAGMENTS - 1])

@@ -337,7 +337,7 @@ def test_settings_of_a_resumed_job(tmp_path: Path) -> None:
     prepared = prepare(job, tmp_path / "out", None, {"rounds": "8"}, checkpoint)
     assert prepared["settings"] | {"rounds": 8, "seed": 9} == prepared["settings"]
     state = ended.network.digests[5][2]  # that every host has applied last
-    assert prepared["resume"] == {"round": 5, "unit": -30, "run": "a", "state": state}
+    assert prepared["resume"] == {"rounds": 5, "unit": -30, "run": "a", "state": state}
     assert {"path": "resume.npz", "store": "all"} in prepared["files"]
     resumed = checked(run_job(job, tmp_path / "b", 2, resume=checkpoint, rounds=8))
     assert [line["trained_rounds"] for line in rows(resumed, 1).values()] == [6, 7, 8]

@@ -60,6 +60,8 @@ def test_layout(flat: FlatModel) -> None:
     assert flat.name_at(0) == "parameter 'first.weight'"
     assert flat.name_at(12) == "parameter 'first.bias'"
     assert flat.name_at(flat.lanes - 1) == "buffer 'norm.running_var'"
+    assert flat.place_of(11) == ("parameter 'first.weight'", 11)
+    assert flat.place_of(14) == ("parameter 'first.bias'", 2)
 
 
 def test_the_vector_is_the_sum_of_gradients_and_of_buffer_changes(flat: FlatModel) -> None:

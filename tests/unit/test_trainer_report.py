@@ -101,6 +101,14 @@ def test_a_clock_that_shares_rounds_with_another_but_the_measure() -> None:
     assert [shifts[k] for k in (0, 1, 3)] == pytest.approx([500, 0, 7])
 
 
+def test_the_report_says_which_branches_are_in_which_set(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    assert "Branches:" not in write_report(folder).read_text()
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"branches": "set 1 has <9>"}))
+    assert "<p>Branches: set 1 has &lt;9&gt;</p>" in write_report(folder).read_text()
+
+
 def test_the_report_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text()
     assert not re.search(r"(src|href)=|@import|url\(|<script|https?:", page)

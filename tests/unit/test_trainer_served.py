@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 from nicps.client import Phase
+from nicps.job.checkpoints import rounds_before
 from tests.served_session import FakeServed, ServedNetwork, ServedSession
 from tests.served_training import Reference, vector_of
 from tests.trainer_lab import Outcome, run_job
 from trainer import JobError, weights
+from trainer.decisions import Decisions
 from trainer.job import load
 from trainer.partnered import Ahead
+from trainer.prepare import RESUME, prepare
 from trainer.records import Records
 from trainer.state import Saved
 from trainer.training import Training
@@ -309,6 +312,16 @@ def test_what_is_kept_in_the_middle_of_a_round_is_the_last_commit(tmp_path: Path
     assert saved.head["progress"]["round"] == reference.rounds[0]
 
 
+def test_a_checkpoint_has_the_number_of_synchronisations(tmp_path: Path) -> None:
+    """A round is as many steps as there are workers, so there are more of these. A result counts synchronisations."""
+    settings = {"sync_every": 6, "rounds": 12, "test_every": 6, "checkpoint_s": 30.0}
+    network, outcome = run(tmp_path, Case(settings=settings))
+    checkpoint, again = outcome.folders[0] / "checkpoint.npz", tmp_path / "again"
+    prepared = prepare(tmp_path / "job", again, None, {"rounds": 20}, checkpoint)
+    assert 2 <= rounds_before(prepared) == len(network.commits) < 12
+    assert Saved(again / RESUME).head["commits"] == len(network.commits)
+
+
 def test_what_has_not_been_pulled_is_not_saved(tmp_path: Path) -> None:
     """The second server does not lead. Its agent is told why at once, and does not wait for a file."""
     told: list[tuple[int, str]] = []
@@ -414,14 +427,26 @@ def test_a_test_that_was_due_as_a_server_was_lost_comes_at_the_next_synchronisat
     assert tested == [counts[due[0] + 1], *(counts[at] for at in due[1:]), counts[-1]]
 
 
-def test_a_server_that_does_not_lead_pulls_for_tests_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("often", [False, True])
+def test_a_server_that_does_not_lead_pulls_as_a_test_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: bool
+) -> None:
+    """It may expect one more `often`. The lead goes on then, and what it pulled meanwhile would have later pushes."""
+    is_test_due = Decisions.is_test_due
+
+    def expects(self: Decisions, before: int) -> bool:
+        return is_test_due(self, before) or (often and self._session.number == 2)
+
+    monkeypatch.setattr(Decisions, "is_test_due", expects)
     settings = {"sync_every": 2, "rounds": 8, "test_every": 4}
     network, outcome = run(tmp_path, Case([], 2, settings=settings))
-    worker, second = (rows(outcome, number, "train") for number in (3, 2))
-    due = {row["round"] - 1 for row in rows(outcome, 2, "test")}
-    assert {row["round"] for row in second} == due < {row["round"] for row in worker}
-    pulls = [event for event in network.log if event[0] == "pull" and event[1] == 2]
-    assert len(pulls) == 2 * len(due)
+    bits(network, outcome, tmp_path)
+    tests = [rows(outcome, number, "test") for number in range(1, network.members + 1)]
+    pulls = [event for event in network.log if event[:2] == ("pull", 2)]
+    assert len(pulls) == 2 * len(tests[1]) == 4 < 2 * len(network.commits)
+    assert not rows(outcome, 2, "train")
+    for of_all in zip(*tests, strict=True):
+        assert len({row["weights_sha256"] for row in of_all}) == 1
     digests = [set(of.values()) for of in network.digests.values()]
     assert all(len(of) == 1 for of in digests[:-1])
 
@@ -491,7 +516,9 @@ def test_a_step_that_is_not_finite_names_the_parameter(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_too_large_names_the_parameter(tmp_path: Path) -> None:
-    message = r"^parameter '2.weight': the step has .* servers take steps below 2\*\*21.* smaller"
+    message = (  # the index is one of its 300 numbers; 1,200 others lie before it in the vector
+        r"^parameter '2.weight': the step has .* at index [12]?\d?\d: servers take steps below 2\*\*21.* smaller"
+    )
     with pytest.raises(JobError, match=message):
         run(tmp_path, Case([("lr=0.01", "lr=1e8")], settings={"sync_every": 2}))
 

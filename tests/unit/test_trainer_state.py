@@ -90,7 +90,7 @@ def whole(training: Training) -> Any:
     """Everything that there is, as plain values."""
     forms, arrays = training.packed()
     values = {name: array.tobytes() for name, array in arrays.items()}
-    return forms, values, training.state, training.finishing, training.unit
+    return forms, values, training.state, training.finishing, training.unit, training.commits
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

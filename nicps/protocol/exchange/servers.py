@@ -60,12 +60,11 @@ class ServersExchanger(Exchanger):
     # ---- what the control tells
 
     def open(self, round_: int) -> None:
-        """Nobody has contributed to it yet. What is left of a pull is asked for in it: no server answers in another."""
+        """Nobody has contributed to it yet."""
         super().open(round_)
         self._round = round_
         self._contributes = False
         self._pushed = 0
-        self._steps.follow(round_)
 
     def send_listed(self, token: TokenState) -> list[Action]:
         """Nothing: servers must know the whole list first."""

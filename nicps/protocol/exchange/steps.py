@@ -134,10 +134,6 @@ class Steps:
 
     # ---- what follows
 
-    def follow(self, round_: int) -> None:
-        """That round is open. Only a host that does not train can have a pull under way then: no other waits for it."""
-        self._round = round_
-
     @property
     def whole(self) -> bool:
         """All of it is acknowledged, or here."""
