@@ -28,9 +28,9 @@ SEEDS, CHUNK = 400, 100
 #: What a chunk must have come to, at least.
 LEAST = {"pushed": 500, "pulled": 500, "gathered": 200, "summed": 50, "stored": 150}
 LEAST |= {"acknowledged": 150, "passed_on": 30, "duplicate": 500, "range": 500, "stranger": 300}
-LEAST |= {"round": 300, "malformed": 300, "shift": 50, "full": 15, "view": 100, "astray": 20}
+LEAST |= {"round": 300, "malformed": 300, "shift": 50, "full": 5, "view": 100, "astray": 20}
 LEAST |= {"truncated": 20, "replayed": 20, "forged": 10, "echo": 20, "type": 5, "settled": 20}
-LEAST |= {"HELD": 500, "NONE": 200, "SYNCHRONISING": 200, "NOT_YET": 50, "ABSENT": 50, "FULL": 15}
+LEAST |= {"HELD": 500, "NONE": 200, "SYNCHRONISING": 200, "NOT_YET": 50, "ABSENT": 50, "FULL": 5}
 
 
 @pytest.fixture(scope="module")
