@@ -7,6 +7,7 @@ nothing in it is the trainer's but a job's functions and the order of the data.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -72,13 +73,14 @@ class _Worker:
         self.residual = np.zeros(0, np.float32)
         self.lanes: list[Fragment] = []
         self.left = np.zeros(0, np.float32)
+        self.before: dict[str, Any] | None = None  # the optimizer's state, where a test may come
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """In the vector's order."""
         return in_order(self.model, self.order)
 
-    def step(self, trained: int, width: int) -> None:
-        """Compute the next step from what is in the store, and its lanes."""
+    def step(self, trained: int, width: int, *, due: bool) -> None:
+        """Compute the next step from what is in the store, and its lanes; `due`: a test is, after the last commit."""
         first = 0
         for tensor in self.tensors():
             flat = torch.from_numpy(self.store[first : first + tensor.numel()].copy())
@@ -97,6 +99,8 @@ class _Worker:
         while self.scheduler is not None and self.scheduled < trained:
             self.scheduler.step()
             self.scheduled += 1
+        if due and not self.steps:
+            self.before = copy.deepcopy(self.optimizer.state_dict())
         self.optimizer.step()
         vector = np.concatenate([tensor.reshape(-1).numpy() for tensor in self.tensors()])
         difference = np.zeros(len(self.store), np.float32)
@@ -109,7 +113,7 @@ class _Worker:
 
     def keep(self) -> None:
         """The step is whole."""
-        self.residual = self.left
+        self.residual, self.before = self.left, None
         self.worked, self.steps = self.worked + 1, self.steps + 1
 
 
@@ -150,6 +154,7 @@ class Reference:
             worker.residual = np.zeros(len(padded), np.float32)
         self.versions = [0] * servers
         self.trained = self.beyond = 0
+        self.due = False
         self.commits: list[str] = []
         self.rounds: list[int] = []
         self.staleness: list[tuple[int, int, int]] = []
@@ -169,8 +174,11 @@ class Reference:
         del self.workers[number]
 
     def _phase(self, shares: Sequence[int]) -> None:
-        self.versions = [0] * self.servers
+        self.versions, self.due = [0] * self.servers, False
         for number, worker in self.workers.items():
+            if worker.before is not None:
+                worker.optimizer.load_state_dict(worker.before)
+                worker.before = None
             place = Place.of(number, shares)
             worker.part = Part(self.records, place, None, self.settings.seed)
             worker.share = place.share
@@ -188,7 +196,7 @@ class Reference:
     def _step(self, number: int) -> None:
         worker = self.workers[number]
         ahead = (self.beyond + worker.version) // len(self.workers)
-        worker.step(self.trained + ahead, self.width)
+        worker.step(self.trained + ahead, self.width, due=self.due)
 
     def _push(self, number: int, rank: int) -> None:
         worker = self.workers[number]
@@ -225,10 +233,13 @@ class Reference:
         return left if self.planned is None else max(1, min(left, self.planned - self.trained))
 
     def _count(self, steps: int, workers: int) -> None:
+        before, every = self.trained, self.settings.rounds_between_tests(len(self.records))
         self.trained, self.beyond = (
             self.trained + (self.beyond + steps) // workers,
             (self.beyond + steps) % workers,
         )
+        ends = self.planned is not None and self.trained >= self.planned
+        self.due |= ends or self.trained // every > before // every
         self.versions = [0] * self.servers
         for worker in self.workers.values():
             worker.versions, worker.version, worker.steps = {}, 0, 0

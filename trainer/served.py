@@ -200,6 +200,8 @@ class Served:
             return self._waited(round_) or False
         state = training.state
         training.schedule(state.round + (state.steps + own.version) // self._workers)
+        before_test = self._decisions.untested and not own.steps
+        take_back = training.keep_optimizer() if before_test else None
         training.update(self._share.finish(samples), samples)
         self._moved = True
         own.offered = offered = self._clock()
@@ -209,6 +211,8 @@ class Served:
             raise self._not_finite(round_, error) from None
         stepped = self._servers.wait(round_)
         if stepped is None:
+            if take_back is not None:  # which members have come so far before the test is chance
+                take_back()
             return False
         self._worked += 1
         own.steps, own.samples = own.steps + 1, own.samples + samples

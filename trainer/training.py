@@ -6,6 +6,7 @@ Whoever loads what another member has saved goes on with the same bits (R20). A 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
 import json
@@ -126,6 +127,11 @@ class Training:
         self.model.apply(total, samples)
         with self.job.blame("optimizer"):
             self.optimizer.step()
+
+    def keep_optimizer(self) -> Callable[[], None]:
+        """Copy the optimizer's state; what is returned takes it back, as if later steps had not been."""
+        kept = copy.deepcopy(self.optimizer.state_dict())
+        return lambda: self.optimizer.load_state_dict(kept)
 
     def count(self, rounds: int) -> None:
         """A commit has come: so many rounds more are trained."""
