@@ -8,8 +8,7 @@ root), and a p4 test where both BMv2 and the compiler are installed.
 
 `make test` runs the files in parallel (pytest-xdist): all tests of a file in one worker, since they share
 labs. Files that mostly wait come before files that mostly compute, and one worker begins with the latter. It takes
-what processor time the labs leave. At the end all workers share the simulator's tests, which need no labs: each of them
-is handed out by itself.
+what processor time the labs leave.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 Probe = Callable[..., str | None]
 
 #: The folders in the order in which their files are handed to workers, to the last one from the end. Labs wait most
-#: of the time: what is started first overlaps best, and unit tests fill the gaps.
+#: of the time: what is started first overlaps best, and short unit tests fill the gaps and the end.
 ORDER = ("netns", "p4", "vm", "xdp", "unit")
-SIMULATOR = "tests/unit/test_simulator"  # its files begin so
 LOW = 15  # priority of a unit test beside labs
 
 
@@ -174,31 +172,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in {"unit", *PROBES} and item.get_closest_marker(folder) is None:
             item.add_marker(folder)
     rank = {folder: at for at, folder in enumerate(ORDER)}
-    items.sort(
-        key=lambda item: (
-            rank.get(folder_of(item), len(ORDER)),
-            not item.nodeid.startswith(SIMULATOR),
-        )
-    )
+    items.sort(key=lambda item: rank.get(folder_of(item), len(ORDER)))
 
 
 class Spread(LoadFileScheduling):
     """The tests of one file run in one worker, as they share labs; those of the simulator share nothing.
 
     Of three workers or more the last begins at the other end: labs wait and units compute, so that one has something
-    to do for a processor while the others wait. It leaves the simulator's tests alone: these come last, one by one, so
-    that no worker still has a long file when the others have nothing more to do.
+    to do for a processor while the others wait.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        nodes, last = self.nodes, next(reversed(self.workqueue))
-        if len(nodes) > 2 and node is nodes[-1] and not last.startswith(SIMULATOR):
-            self.workqueue.move_to_end(last, last=False)
+        nodes = self.nodes
+        if len(nodes) > 2 and node is nodes[-1]:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return nodeid if file.startswith(SIMULATOR) else file
+        return nodeid if file.startswith("tests/unit/test_simulator") else file
 
 
 @pytest.hookimpl(optionalhook=True)
