@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nicps import client, wire
+from nicps import wire
 from nicps.agent.tally import BOUNDS, Tally
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
@@ -24,6 +24,7 @@ from nicps.protocol.actions import Answered, Committed
 from nicps.protocol.admission import Joiner
 from nicps.protocol.plan import ChannelPlan
 from nicps.protocol.serving import Serving
+from nicps.session import reducers
 from nicps.session.lanes import LaneFormat
 from nicps.session.shared_form import has_steps
 from nicps.steps import Step, StepEnded, room_of
@@ -207,20 +208,23 @@ def test_a_program_that_does_not_know_the_jobs_rank(rank: int | None) -> None:
         agent.close()
 
 
-def test_loops_are_compiled_for_all_numbers_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short its rounds are."""
+@pytest.mark.parametrize(("kind", "numbers"), [("bucket_mb", 5000), ("rank", 720)])
+def test_loops_are_compiled_for_all_numbers_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, kind: str, numbers: int
+) -> None:
+    """However short its rounds are; of factors, which are not those numbers, for those of the longest round."""
 
     class Asked(Exception):
         pass
 
-    def prepare(format: LaneFormat, _: object) -> None:
+    def loops_for(format: LaneFormat) -> None:
         raise Asked(format.lanes)
 
     agent = Agent(2)
-    monkeypatch.setattr(client, "prepare", prepare)
+    monkeypatch.setattr(reducers, "loops_for", loops_for)
     try:
-        agent.session.settings["bucket_mb"] = 1
-        with pytest.raises(Asked, match=r"^5000$"):
+        agent.session.settings[kind] = 1
+        with pytest.raises(Asked, match=rf"^{numbers}$"):
             agent.session.ready(720, "d", residual=np.zeros(5000, np.float32))
     finally:
         agent.close()
