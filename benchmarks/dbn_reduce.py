@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from nicps.bench.arguments import whole
+from nicps.bench.arguments import as_type, whole
 from nicps.errors import JobFailed
 from nicps.lab import Lab
 from nicps.rates import parse_rate
@@ -67,7 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dbn_reduce", description=__doc__)
     parser.add_argument("--data", required=True, help="the folder with MNIST, or the one above it")
     parser.add_argument("--hosts", type=whole(2), default=3)
-    parser.add_argument("--rate", type=parse_rate, default=parse_rate("1gbit"))
+    parser.add_argument("--rate", type=as_type(parse_rate), default="1gbit")
     parser.add_argument("--repeat", type=whole(1), default=1)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.add_argument("options", nargs="*", metavar="OPTION", help="of nicps dbn, after --")

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from benchmarks.rendezvous import gloo_variables
-from nicps.bench.arguments import host_count, whole
+from nicps.bench.arguments import as_type, host_count, whole
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
@@ -89,7 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_script", description=__doc__)
     parser.add_argument("--data", required=True, help="the folder with mnist/")
     parser.add_argument("--hosts", type=host_count(), default=4)
-    parser.add_argument("--rate", type=parse_rate, default=parse_rate("1gbit"))
+    parser.add_argument("--rate", type=as_type(parse_rate), default="1gbit")
     parser.add_argument("--epochs", type=whole(1), default=3)
     parser.add_argument("--repeat", type=whole(1), default=3)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")

@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 
 from benchmarks import elastic_torchft
+from benchmarks.command import finish
 from nicps.bench.arguments import duration, names
-from nicps.errors import NicpsError
 from tests.netns.members import Network
 from tests.netns.scripts import Script, Scripts
 
@@ -114,25 +114,25 @@ def torchft(cases: tuple[str, ...], timeout_s: float) -> Iterator[dict[str, Any]
             yield {"with": f"torchft, {timeout_s:g} s", **measure(network, scripts, case)}
 
 
+def compare(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    if args.torchft:
+        elastic_torchft.require()
+    sides = [] if args.only_torchft else [ours(args.cases)]
+    sides += [torchft(args.cases, timeout_s) for timeout_s in args.torchft]
+    for side in sides:
+        for row in side:
+            print(orjson.dumps(row).decode(), flush=True)
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """All cases."""
+    """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__)
     parser.add_argument("--cases", type=names(CASES), default=CASES, help=f"of {','.join(CASES)}")
     parser.add_argument("--torchft", type=duration, action="append", default=[], metavar="SECONDS")
     parser.add_argument("--only-torchft", action="store_true", help="without nicps")
-    args = parser.parse_args(arguments)
-    try:
-        if args.torchft:
-            elastic_torchft.require()
-        sides = [] if args.only_torchft else [ours(args.cases)]
-        sides += [torchft(args.cases, timeout_s) for timeout_s in args.torchft]
-        for side in sides:
-            for row in side:
-                print(orjson.dumps(row).decode(), flush=True)
-    except NicpsError as error:
-        print(f"elastic: error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return finish("elastic", compare, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

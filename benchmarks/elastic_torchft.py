@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from nicps.errors import EnvironmentProblem
 from nicps.lab.links import HOST_INTERFACE
-from tests.netns.elastic_program import flat, loss_of, make, say
+from tests.netns.elastic_program import flat, loss_of, make, report_end, say
 from tests.netns.members import Network
 
 PROGRAM = "benchmarks.elastic_torchft"
@@ -182,13 +182,7 @@ def main(settings: dict[str, Any]) -> int:
     if settings.get("serves"):
         serve(settings["timeout_s"])
         return 0
-    try:
-        train(settings)
-    except Exception as error:
-        say(error=str(error), kind=type(error).__name__)
-        return 1
-    say(done=True)
-    return 0
+    return report_end(lambda: train(settings))
 
 
 if __name__ == "__main__":

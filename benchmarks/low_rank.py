@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 
 from benchmarks.above import Way, opened
-from nicps.bench.arguments import in_order, several, whole
-from nicps.errors import NicpsError
+from benchmarks.command import finish
+from nicps.bench.arguments import as_type, several, whole
 from nicps.rates import parse_rate
 
 _WARM_UP = 5
@@ -73,18 +73,14 @@ def compare(args: argparse.Namespace) -> int:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.low_rank", description=__doc__)
-    parser.add_argument("--rate", type=parse_rate, default=parse_rate("1gbit"))
+    parser.add_argument("--rate", type=as_type(parse_rate), default="1gbit")
     parser.add_argument("--ranks", type=several(whole(1)), default=(1, 2, 4))
     parser.add_argument("--width", type=whole(2), default=1698, help="of each of four layers")
     parser.add_argument("--steps", type=whole(1), default=20)
     parser.add_argument("--repeat", type=whole(1), default=3)
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     args = parser.parse_args()
-    try:
-        return in_order(compare)(args)
-    except NicpsError as error:
-        print(f"low_rank: error: {error}", file=sys.stderr)
-        return error.exit_code
+    return finish("low_rank", compare, args)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import orjson
 
 from benchmarks.overlap_rank import WAYS
 from benchmarks.rendezvous import gloo_variables
-from nicps.bench.arguments import host_count, whole
+from nicps.bench.arguments import as_type, host_count, whole
 from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
@@ -65,7 +65,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__)
     parser.add_argument("--hosts", type=host_count(), default=2)
-    parser.add_argument("--rate", type=parse_rate, default=parse_rate("1gbit"))
+    parser.add_argument("--rate", type=as_type(parse_rate), default="1gbit")
     parser.add_argument("--compute", type=float, default=0.3, help="seconds of a backward pass")
     parser.add_argument("--layers", type=whole(1), default=10, help="of a million parameters each")
     parser.add_argument("--steps", type=whole(1), default=8)

@@ -27,9 +27,9 @@ from typing import Any
 import orjson
 
 from benchmarks import packed_sets
+from benchmarks.command import finish
 from nicps import wire
-from nicps.bench.arguments import as_type, in_order, whole
-from nicps.errors import NicpsError
+from nicps.bench.arguments import as_type, whole
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, Folders, joined, open_folder
 from nicps.rates import format_rate, parse_rate
@@ -245,13 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--sets", action="store_true", help="only show how networks are packed into two sets (B1)")
     add("--json", action="store_true", help="a JSON list as the last line")
     args = parser.parse_args(arguments)
-    try:
-        return in_order(run)(args)
-    except NicpsError as error:
-        print(f"partners: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return finish("partners", run, args)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from typing import Any
 
 import orjson
 
+from benchmarks.command import finish
 from benchmarks.networks import NETWORKS, Shape
 from benchmarks.overlap import run_ranks
 from benchmarks.rendezvous import gloo_variables
 from benchmarks.time_to_accuracy import train
 from nicps import wire
-from nicps.bench.arguments import as_type, host_count, in_order, names, several, whole
-from nicps.errors import NicpsError
+from nicps.bench.arguments import as_type, host_count, names, several, whole
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import joined, open_folder
 from nicps.rates import format_rate, parse_rate
@@ -223,11 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--turns", type=whole(1), default=3, help="(%(default)s)")
     add("--json", action="store_true", help="a JSON list as the last line")
     args = parser.parse_args(arguments)
-    try:
-        return in_order(run)(args)
-    except NicpsError as error:
-        print(f"priorities: error: {error}", file=sys.stderr)
-        return error.exit_code
+    return finish("priorities", run, args)
 
 
 if __name__ == "__main__":

@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pulls, served_training
+from benchmarks.command import finish
 from benchmarks.time_to_accuracy import setting, share
-from nicps.bench.arguments import as_type, duration, host_count, in_order, whole
-from nicps.errors import NicpsError
+from nicps.bench.arguments import as_type, duration, host_count, several, whole
 from nicps.rates import parse_line_rate, parse_rate
-
-
-def _rates(text: str) -> tuple[int | None, ...]:
-    return tuple(parse_line_rate(part) for part in text.split(","))
 
 
 def _add_pulls(commands: Any) -> None:
     parser = commands.add_parser("pulls", help="what a server's kernel gives")
     rates = "of the line, with commas (%(default)s)"
-    parser.add_argument("--rate", type=as_type(_rates), default="1gbit,10gbit,unshaped", help=rates)
+    parser.add_argument(
+        "--rate",
+        type=as_type(several(parse_line_rate)),
+        default="1gbit,10gbit,unshaped",
+        help=rates,
+    )
     parser.add_argument("--workers", type=host_count(1, 1), default=1, help="(%(default)s)")
     parser.add_argument("--params", type=whole(1), default=11_700_000, help="(%(default)s)")
     parser.add_argument("--pulls", type=whole(1), default=10, help="counted (%(default)s)")
@@ -75,13 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_pulls(commands)
     _add_training(commands)
     args = parser.parse_args(arguments)
-    try:
-        return in_order(args.run)(args)
-    except NicpsError as error:
-        print(f"servers: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return finish("servers", args.run, args)
 
 
 if __name__ == "__main__":

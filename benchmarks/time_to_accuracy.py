@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import finish
 from benchmarks.rows import Row, Rows, fill, missing, summary, table
 from benchmarks.ways import DEFAULT, FORMS, Way, parse_ways
-from nicps.bench.arguments import as_type, duration, host_count, in_order, several, whole
-from nicps.errors import JobFailed, NicpsError, UsageProblem
+from nicps.bench.arguments import as_type, duration, host_count, several, whole
+from nicps.errors import JobFailed, UsageProblem
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import AgentProcess, environment, joined, open_folder
 from nicps.lab.links import HOST_INTERFACE
@@ -342,13 +343,7 @@ def compare(args: argparse.Namespace) -> int:
 def main() -> int:
     """The command."""
     args = parse_arguments()
-    try:
-        return in_order(compare)(args)
-    except NicpsError as error:
-        print(f"time_to_accuracy: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return finish("time_to_accuracy", compare, args)
 
 
 if __name__ == "__main__":

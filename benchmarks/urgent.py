@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from nicps.bench.arguments import as_type, duration, host_count, in_order, whole
+from benchmarks.command import finish
+from nicps.bench.arguments import as_type, duration, host_count, whole
 from nicps.collective import Group
-from nicps.errors import JobFailed, NicpsError
+from nicps.errors import JobFailed
 from nicps.lab import Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
 from nicps.rates import format_rate, parse_rate
@@ -209,11 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--json", action="store_true", help="a JSON list as the last line")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    try:
-        return in_order(run)(args)
-    except NicpsError as error:
-        print(f"urgent: error: {error}", file=sys.stderr)
-        return error.exit_code
+    return finish("urgent", run, args)
 
 
 if __name__ == "__main__":

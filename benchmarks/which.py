@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from benchmarks.above import HOSTS, Way, opened, parameters
-from nicps.bench.arguments import as_type, in_order, names, whole
-from nicps.errors import NicpsError
+from benchmarks.command import finish
+from nicps.bench.arguments import as_type, names, several, whole
 from nicps.rates import format_rate, parse_rate
 
 WAYS = {
@@ -78,10 +78,6 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rates(text: str) -> tuple[int, ...]:
-    return tuple(parse_rate(part) for part in text.split(","))
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -90,18 +86,14 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--rate", type=as_type(_rates), default="10mbit,50mbit,100mbit,250mbit,1gbit")
+    add("--rate", type=as_type(several(parse_rate)), default="10mbit,50mbit,100mbit,250mbit,1gbit")
     add("--ways", type=names(tuple(WAYS)), default=",".join(WAYS), help="(%(default)s)")
     add("--width", type=whole(2), default=1698, help="of each of four layers (%(default)s)")
     add("--steps", type=whole(_LEAST), default=24, help="of a run, at most (%(default)s)")
     add("--repeat", type=whole(1), default=2, help="(%(default)s)")
     add("--json", action="store_true", help="a JSON object as the last line")
     args = parser.parse_args(arguments)
-    try:
-        return in_order(compare)(args)
-    except NicpsError as error:
-        print(f"which: error: {error}", file=sys.stderr)
-        return error.exit_code
+    return finish("which", compare, args)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def several(parse: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+def several(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     """For `type=`: values that `parse` takes, with commas."""
     return lambda text: tuple(parse(part) for part in text.split(","))
 

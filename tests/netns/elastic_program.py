@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -96,21 +97,30 @@ def train(settings: dict[str, Any]) -> None:
     say(weights=flat(model).tolist(), changes=group.changes, lost=group.lost)
 
 
-def main(settings: dict[str, Any]) -> int:
-    """Join, and train."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+def report_end(run: Callable[[], None]) -> int:
+    """Run it, and say how it has ended; return the exit code."""
     try:
-        dist.init_process_group("nicps")
-        late, at = dist.group.WORLD.group.late, time.time()
-        say(formed=dist.get_rank(), size=dist.get_world_size(), late=late, at=at)
-        train(settings)
-        dist.destroy_process_group()
+        run()
     except Exception as error:
         say(error=str(error), kind=type(error).__name__)
         return 1
     say(done=True)
     return 0
+
+
+def main(settings: dict[str, Any]) -> int:
+    """Join, and train."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+    def run() -> None:
+        dist.init_process_group("nicps")
+        late, at = dist.group.WORLD.group.late, time.time()
+        say(formed=dist.get_rank(), size=dist.get_world_size(), late=late, at=at)
+        train(settings)
+        dist.destroy_process_group()
+
+    return report_end(run)
 
 
 if __name__ == "__main__":
