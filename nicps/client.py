@@ -83,7 +83,7 @@ class Session:
         self.served: Served | None = None
         #: Saves the state and calls `checkpoint`, where no majority is left; called while this program waits.
         self.on_keep: Callable[[], None] | None = None
-        #: Told the kind of the phase that comes next, which does not come into force before it returns.
+        #: Called with the kind of the next phase, which begins once it has returned.
         self.on_phase: Callable[[str], None] | None = None
 
     @classmethod

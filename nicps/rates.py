@@ -26,7 +26,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_line_rate(text: str) -> int | None:
-    """`parse_rate`, or None from `unshaped`: what `format_rate` writes.
+    """Bits per second as `parse_rate` reads them, or None for `unshaped`.
 
     Raises:
         UsageProblem: it is neither.

@@ -52,9 +52,7 @@ class System(Protocol):
         """Rounds until the next decision."""
 
     def catch_up(self) -> None:
-        """Take the state of the last commit, wherever it is, before it is tested or saved: as a phase for that comes,
-        and the one in which servers have the state is in force.
-        """
+        """Take the state of the last commit, before it is tested or saved. Servers still answer pulls meanwhile."""
 
     def keep(self, save: Callable[[], None]) -> None:
         """R18: no majority is left: save the state of the last commit while this member waits, and go on as before."""
@@ -141,7 +139,7 @@ class Loop:
         return training.state
 
     def _leave(self, kind: str) -> None:
-        """A phase of that kind comes next."""
+        """The session calls this before a phase of that kind begins."""
         if kind in _OF_COMMITS:
             self._system.catch_up()
 

@@ -6,7 +6,7 @@ docs/servers.md).
              a synchronisation is due -> its step is averaged with those of all others (S4) -> commit -> pull -> digest
     in B     each step is averaged
     ahead    the next step is computed while its parameters arrive (`trainer.partnered`): after a push, and in B
-    server   commit -> pull, where it leads; another one as a test, a state or the end comes
+    server   the lead: commit -> pull; any other: pull before a test, a hand-out or the end
 
 What a worker pushes is counted 1 / staleness by the servers (S2, S3). After each synchronisation all workers hold the
 same parameters, bit for bit, and these are what is tested and saved.
@@ -211,7 +211,9 @@ class Served:
             raise self._not_finite(round_, error) from None
         stepped = self._servers.wait(round_)
         if stepped is None:
-            if take_back is not None:  # which members have come so far before the test is chance
+            if (
+                take_back is not None
+            ):  # some workers have made this step before the test, others have not
                 take_back()
             return False
         self._worked += 1
@@ -273,8 +275,8 @@ class Served:
     # ---- a server
 
     def _serve(self, round_: int) -> None:
-        """The kernel serves. The program needs the parameters only where they are tested or saved: if it leads, it has
-        them before it decides that; otherwise it catches up.
+        """The kernel serves. The program needs the parameters only for a test or a state file: the lead pulls them
+        before it decides on either, any other server in `catch_up`.
         """
         # It steps the scheduler for the state that it saves, and never the optimizer.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")

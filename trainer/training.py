@@ -35,7 +35,8 @@ class Training:
 
     Attributes: `state`, how far it is; `finishing`, whether the last round was the last of all but the final test;
     `unit`, the log2 of the last sum's lowest bit, None before the first; `rounds`, how many are planned, or None;
-    `commits`, what `state` has come of, in the runs before this one, too: with servers they are fewer than its rounds;
+    `commits`, the committed rounds behind `state`, those of earlier runs included (with servers a commit is several
+    rounds of `state`);
     `factors`, as which gradients are exchanged, `buckets` or `parts`, in which they are, or None.
     """
 
@@ -129,12 +130,12 @@ class Training:
             self.optimizer.step()
 
     def keep_optimizer(self) -> Callable[[], None]:
-        """Copy the optimizer's state; what is returned takes it back, as if later steps had not been."""
+        """Copy the optimizer's state. The function that is returned restores it."""
         kept = copy.deepcopy(self.optimizer.state_dict())
         return lambda: self.optimizer.load_state_dict(kept)
 
     def count(self, rounds: int) -> None:
-        """A commit has come: so many rounds more are trained."""
+        """Count one commit, which stands for so many rounds of `state`."""
         state = self.after(rounds)
         self.schedule(state.round)
         self.state = state

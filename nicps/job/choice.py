@@ -40,9 +40,9 @@ class Choice:
         found: how far the job is, where another host has led before.
 
     Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there; `read`, the last round
-    that all workers have read, if there are parameter servers; `reads`, the last one that each had read as a server was
-    lost, until another one has its place; `channels`, the plan of a step, where steps have one: that of the phase
-    before, or the training program's.
+    that all workers have read, if there are parameter servers; `reads`, the last one that each worker had read when a
+    server was lost, until that server is replaced; `channels`, the plan of a step, where steps have one: that of the
+    phase before, or the training program's.
     """
 
     def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
@@ -139,7 +139,7 @@ class Choice:
         if not plan.servers.train and not set(counted).difference(servers):
             raise JobFailed("all hosts that trained have left")
         if gone := [number for number in servers if number not in counted]:
-            reads, self.reads = self.reads, {}  # in another phase all have read the same
+            reads, self.reads = self.reads, {}  # they say nothing about the next loss
             servers = replace_servers(servers, counted, view, reads, train=plan.servers.train)
             new = view.names(set(servers) - set(before)) or "nobody"
             text = f"{view.names(gone)} served parameters, and left: {new} serves in its place"

@@ -123,7 +123,7 @@ class ServedMemory:
         """The phase's rounds come next. Hosts that have come back number their steps from 1 on again."""
         assert phase.serving is not None
         if not self.serves(phase):
-            self._before = None  # others go on from now on with what this host has served
+            self._before = None  # another host serves this part now, so the copy here grows old
         room, staleness = pulled_fragments(phase.fragments, phase.width), phase.serving.staleness
         forget = frozenset(self._node.learners)
         return BeginServing(phase.first_round, forget, room, staleness, self.serves(phase))

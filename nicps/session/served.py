@@ -169,7 +169,9 @@ class Served:
                 self._keep_residual()
             return message
         if message is None:
-            self._asked = 0  # the step is dropped, and what answers to it have brought is of the round that is left
+            self._asked = (
+                0  # the step is dropped: parameters that came with its answers are pulled again
+            )
             return None
         if offered and self._number in message.counted:
             self._keep_residual()

@@ -157,11 +157,13 @@ class ServedLead:
         self.decide(phase)
 
     def _rank(self, worker: int) -> tuple[int, int]:
-        """Whose parameters are those of the newest commit; of these the lowest number."""
+        """The worker with the highest rank has read the newest commit; among equals it has the lowest number."""
         return self._reads.get(worker, 0), -worker
 
     def _servers(self) -> tuple[int, ...]:
-        """Those of the phase before, if they are there; others take the places of who is not, or all have more."""
+        """The servers of the next phase. Those of the phase before stay. A spare member takes the place of a server
+        that has left, as long as one worker remains; otherwise the other servers divide its part among them.
+        """
         host, view, learners = self._host, self._host.node.view, self._host.node.learners
         if host.training is None or host.training.serving is None:
             return view.order[: min(host.lan.servers, len(view.order) - 1)]
