@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An urgent all-reduce of 4 KB, 20 a second, beside one of 46 MB that never pauses, in labs of namespaces, as root.
+"""An urgent all-reduce of 4 KB, 20 a second, beside a load that never pauses, in labs of namespaces, as root.
 
     .venv/bin/python -m benchmarks.urgent --rate 250mbit --ports both
+    .venv/bin/python -m benchmarks.urgent --rate 250mbit --ports both --beside stream
 
-A group with two channels (docs/collective.md, "Channels"). In one kind of lab ports heed priorities, and agents tag and
-order their frames; in the other neither is so. Each turn measures the urgent call alone, the bulk one alone, and both.
+The load is an all-reduce of 46 MB on a second channel of the group (docs/collective.md, "Channels"), or another
+program's TCP stream from the first host to the second and back (iperf3). In one kind of lab ports heed priorities, and
+agents tag and order their frames; in the second ("plain") neither is so, in the third ("unheeded") only agents do so.
+Each turn measures the urgent call alone, the load alone, and both.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import subprocess
 import sys
@@ -19,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -28,26 +32,29 @@ from benchmarks.command import finish
 from nicps.bench.arguments import as_type, duration, host_count, whole
 from nicps.collective import Group
 from nicps.errors import JobFailed
-from nicps.lab import Lab, LabSettings
+from nicps.lab import Host, Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
+from nicps.programs import require_programs
 from nicps.rates import format_rate, parse_rate
 
 URGENT = 1024  # float32, 4 KB
 _EVERY_S = 0.05
 _LIMIT_S = 300.0
-_WAYS = ("urgent", "bulk", "both")
+_WAYS = ("urgent", "load", "both")
 _BULK, _FAST = 0, 1  # channels
+_PORTS = ("priorities", "plain", "unheeded")
+_LEAD_S = 4 * _EVERY_S  # so long before the first urgent call the load begins
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of ports.
+    """One kind of ports, beside one kind of load.
 
     Attributes:
-        idle_seconds, beside_seconds: an urgent call's median, alone and beside the bulk one, at the slowest member;
+        idle_seconds, beside_seconds: an urgent call's median, alone and beside the load, at the slowest member;
             `worst_seconds`: the longest beside it.
-        bulk_alone, bulk_beside: bulk's calls a second.
-        bulk_loses: what the urgent calls cost it, as a part.
+        bulk_alone, bulk_beside: bulk's calls a second; of a stream bits a second, of both directions together.
+        bulk_loses: what the urgent calls cost the load, as a part.
     """
 
     ports: str
@@ -61,29 +68,93 @@ class Row:
     bulk_alone: float
     bulk_beside: float
     bulk_loses: float
+    beside: str = "bulk"
 
 
-def member(size: int, params: int, seconds: float, socket: str | None = None) -> dict[str, Any]:
+class Load(Protocol):
+    """What one member does beside the urgent calls."""
+
+    def begin(self, seconds: float) -> None:
+        """Begin; a load that ends by itself does after so long."""
+
+    def end(self) -> float:
+        """End; its rate, 0 if another member measures it."""
+
+
+class _Bulk:
+    """All-reduces, one always waiting behind the one under way; over after one in which a member says so."""
+
+    def __init__(self, group: Group, params: int) -> None:
+        self._group = group
+        self._going_on = np.full(params, 1.0, np.float32)
+        self._last = self._going_on.copy()
+        self._last[0] = -1e6
+
+    def begin(self, seconds: float) -> None:
+        self._over, self._ends = threading.Event(), list[float]()
+        self._thread = threading.Thread(target=self._keep_sending)
+        self._thread.start()
+
+    def end(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return 1 / statistics.mean(later - end for end, later in pairwise(self._ends))
+
+    def _keep_sending(self) -> None:
+        under_way = self._group.all_reduce(self._going_on, channel=_BULK)
+        while True:
+            vector = self._last if self._over.is_set() else self._going_on
+            following = self._group.all_reduce(vector, channel=_BULK)
+            ends_it = under_way.result()[0] < 0
+            self._ends.append(time.perf_counter())
+            under_way = following
+            if ends_it:
+                under_way.result()
+                return
+
+
+class _Stream:
+    """Another program's TCP stream, both ways, which the first member begins."""
+
+    def __init__(self, server: str, first: bool) -> None:
+        self._server, self._first = server, first
+
+    def begin(self, seconds: float) -> None:
+        if not self._first:
+            return
+        command = ["iperf3", "--json", "--bidir", "-c", self._server, "-t", str(math.ceil(seconds))]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+
+    def end(self) -> float:
+        if not self._first:
+            return 0.0
+        out, _ = self._process.communicate(timeout=_LIMIT_S)
+        said = orjson.loads(out)
+        if "error" in said:
+            raise JobFailed(f"iperf3: {said['error']}")
+        ends = said["end"]["sum_received"], said["end"]["sum_received_bidir_reverse"]
+        return float(sum(each["bits_per_second"] for each in ends))
+
+
+def member(args: argparse.Namespace) -> dict[str, Any]:
     """A member of the group; what it has measured, by way."""
     found: dict[str, Any] = {}
-    with Group.form(size=size, socket=socket, urgencies=[0, 6], rooms=[2_800_000, 3600]) as group:
-        vector = np.full(params, 1.0, np.float32)
+    with Group.form(size=args.hosts, urgencies=[0, 6], rooms=[2_800_000, 3600]) as group:
+        load: Load = (
+            _Bulk(group, args.params) if args.beside == "bulk" else _Stream(args.server, args.first)
+        )
         for way in _WAYS:
-            over = threading.Event()
-            bulk: list[float] = []
-            thread = threading.Thread(target=_keep_sending, args=(group, vector, over, bulk))
+            rate = 0.0
             group.barrier().result()
             if way != "urgent":
-                thread.start()
-                time.sleep(4 * _EVERY_S)
-            calls = _urgent_calls(group, seconds) if way != "bulk" else []
-            if way == "bulk":
-                time.sleep(seconds)
-            over.set()
+                load.begin(args.seconds + _LEAD_S)
+                time.sleep(_LEAD_S)
+            calls = _urgent_calls(group, args.seconds) if way != "load" else []
+            if way == "load":
+                time.sleep(args.seconds)
             if way != "urgent":
-                thread.join()
-            took = [later - end for end, later in pairwise(bulk)]
-            found[way] = {"calls": calls, "bulk": took}
+                rate = load.end()
+            found[way] = {"calls": calls, "rate": rate}
     return found
 
 
@@ -100,42 +171,35 @@ def _urgent_calls(group: Group, seconds: float) -> list[float]:
     return took
 
 
-def _keep_sending(
-    group: Group, vector: np.ndarray[Any, Any], over: threading.Event, ends: list[float]
-) -> None:
-    """All-reduces, one always waiting behind the one under way; over after one in which a member says so."""
-    going_on, last = vector, vector.copy()
-    last[0] = -1e6
-    under_way = group.all_reduce(going_on, channel=_BULK)
-    while True:
-        following = group.all_reduce(last if over.is_set() else going_on, channel=_BULK)
-        ends_it = under_way.result()[0] < 0
-        ends.append(time.perf_counter())
-        under_way = following
-        if ends_it:
-            under_way.result()
-            return
-
-
-def measure(ports: str, hosts: int, rate_bps: int, params: int, seconds: float) -> Row:
+def measure(args: argparse.Namespace, ports: str) -> Row:
     """One row, in a lab of its own."""
-    heeds = ports == "priorities"
-    settings = LabSettings("urgent", hosts, rate_bps, priorities=heeds, burst_bytes=16 * 1024)
-    options = ["--tags", "--shape", format_rate(rate_bps)] if heeds else []
-    command = [sys.executable, "-P", "-m", "benchmarks.urgent", "--rank", "--hosts", str(hosts)]
-    command += ["--params", str(params), "--seconds", str(seconds)]
+    heeds, rate_bps = ports == "priorities", args.rate
+    settings = LabSettings("urgent", args.hosts, rate_bps, priorities=heeds, burst_bytes=16 * 1024)
+    options = [] if ports == "plain" else ["--tags", "--shape", format_rate(rate_bps)]
+    command = [sys.executable, "-P", "-m", "benchmarks.urgent", "--rank"]
+    for option in ("hosts", "params", "seconds", "beside"):
+        command += [f"--{option}", str(getattr(args, option))]
     with (
         open_folder("nicps-urgent-") as folder,
         Lab(settings) as lab,
         joined(lab, lab.hosts, folder, "--silence", "2", *options),
         contextlib.ExitStack() as stack,
     ):
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        ranks = [lab.run(host, command, env=environment(), **pipes) for host in lab.hosts]
-        for rank in ranks:
-            stack.callback(rank.kill)
+
+        def start(host: Host, *command: str) -> subprocess.Popen[Any]:
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            process = lab.run(host, list(command), env=environment(), **pipes)
+            stack.callback(process.kill)
+            return process
+
+        first, second = lab.hosts[:2]
+        if args.beside == "stream":
+            start(second, "iperf3", "-s")
+        command += ["--server", second.ip]
+        ranks = [start(first, *command, "--first")]
+        ranks += [start(host, *command) for host in lab.hosts[1:]]
         said = [_answer(rank) for rank in ranks]
-    return _row(ports, hosts, rate_bps, params, said)
+    return _row(args, ports, said)
 
 
 def _answer(rank: subprocess.Popen[Any]) -> dict[str, Any]:
@@ -145,18 +209,18 @@ def _answer(rank: subprocess.Popen[Any]) -> dict[str, Any]:
     return dict(orjson.loads(out.splitlines()[-1]))
 
 
-def _row(ports: str, hosts: int, rate_bps: int, params: int, said: list[dict[str, Any]]) -> Row:
+def _row(args: argparse.Namespace, ports: str, said: list[dict[str, Any]]) -> Row:
     slowest = {
         way: [max(each) for each in zip(*(of[way]["calls"] for of in said), strict=True)]
         for way in ("urgent", "both")
     }
     idle, beside = (statistics.median(slowest[way]) for way in ("urgent", "both"))
-    alone, loaded = (1 / statistics.mean(said[0][way]["bulk"]) for way in ("bulk", "both"))
+    alone, loaded = (said[0][way]["rate"] for way in ("load", "both"))
     return Row(
         ports,
-        hosts,
-        rate_bps,
-        params,
+        args.hosts,
+        args.rate,
+        args.params,
         round(idle, 5),
         round(beside, 5),
         round(max(slowest["both"]), 5),
@@ -164,28 +228,32 @@ def _row(ports: str, hosts: int, rate_bps: int, params: int, said: list[dict[str
         round(alone, 4),
         round(loaded, 4),
         round(1 - loaded / alone, 4),
+        args.beside,
     )
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:
     """All that is asked for, turn by turn."""
-    kinds = ("priorities", "plain") if args.ports == "both" else (args.ports,)
+    kinds = {"both": ("priorities", "plain"), "all": _PORTS}.get(args.ports, (args.ports,))
+    if args.beside == "stream":
+        require_programs("iperf3", purpose="--beside stream")
     for _ in range(args.turns):
         for ports in kinds:
-            yield measure(ports, args.hosts, args.rate, args.params, args.seconds)
+            yield measure(args, ports)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     if args.rank:
-        print(orjson.dumps(member(args.hosts, args.params, args.seconds)).decode(), flush=True)
+        print(orjson.dumps(member(args)).decode(), flush=True)
         return 0
     found = []
     for row in rows(args):
         found.append(row)
         print(
-            f"{row.ports:<11}{1e3 * row.idle_seconds:7.2f} ms alone{1e3 * row.beside_seconds:8.2f} ms beside bulk"
-            f" ({row.of_idle:.2f}), at most {1e3 * row.worst_seconds:.1f} ms; bulk loses {row.bulk_loses:.1%}",
+            f"{row.ports:<11}{1e3 * row.idle_seconds:7.2f} ms alone{1e3 * row.beside_seconds:8.2f} ms beside"
+            f" {row.beside} ({row.of_idle:.2f}), at most {1e3 * row.worst_seconds:.1f} ms; {row.beside} loses"
+            f" {row.bulk_loses:.1%}",
             flush=True,
         )
     if args.json:
@@ -205,10 +273,18 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rate", type=as_type(parse_rate), default="250mbit", help="of the line (%(default)s)")
     add("--params", type=whole(URGENT), default=11_500_000, help="of the bulk one (%(default)s)")
     add("--seconds", type=duration, default=10.0, help="of each part (%(default)s)")
-    add("--ports", choices=("priorities", "plain", "both"), default="both", help="(%(default)s)")
+    add(
+        "--ports",
+        choices=(*_PORTS, "both", "all"),
+        default="both",
+        help="that heed tags; plain; plain, while hosts tag and order (unheeded); the first two, or all (%(default)s)",
+    )
+    add("--beside", choices=("bulk", "stream"), default="bulk", help="(%(default)s)")
     add("--turns", type=whole(1), default=3, help="(%(default)s)")
     add("--json", action="store_true", help="a JSON list as the last line")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
+    add("--first", action="store_true", help=argparse.SUPPRESS)
+    add("--server", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     return finish("urgent", run, args)
 

@@ -24,6 +24,7 @@ PACKAGES = {
     "dpkg-deb": "Debian package dpkg",
     "ifconfig": "Debian package net-tools",
     "ip": "Debian package iproute2",
+    "iperf3": "Debian package iperf3",
     "java": "Debian package openjdk-17-jre-headless",
     "mnexec": "Debian package mininet",
     "nsenter": "Debian package util-linux",
