@@ -28,7 +28,7 @@ LAYERS = 4
 #: Kinds of ways: those that need an agent, and those on Gloo.
 OURS = ("plain", "lane", "rank", "local")
 GLOO = ("gloo", "powersgd")
-_BURST_BYTES = 16 * 1024  # the lab's own would let the factors through at any rate
+BURST_BYTES = 16 * 1024  # the lab's own would let the factors through at any rate
 _LIMIT_S = 300.0
 
 
@@ -99,15 +99,18 @@ class Bench:
 
 
 @contextmanager
-def opened(name: str, rate_bps: int, width: int) -> Iterator[Bench]:
+def opened(name: str, rate_bps: int, width: int, burst_bytes: int = BURST_BYTES) -> Iterator[Bench]:
     """A lab of that rate, with an agent on each host.
+
+    Args:
+        burst_bytes: what the line takes at once after a pause.
 
     Raises:
         EnvironmentProblem: there is one core.
     """
     if len(_cores()) < HOSTS:
         raise EnvironmentProblem(f"each of {HOSTS} hosts needs a core: there is one")
-    settings = LabSettings(name, HOSTS, rate_bps, burst_bytes=_BURST_BYTES)
+    settings = LabSettings(name, HOSTS, rate_bps, burst_bytes=burst_bytes)
     with (
         open_folder("nicps-bench-") as folder,
         Lab(settings) as lab,
