@@ -304,6 +304,7 @@ class Agent:
             driver.carry_out(life.warn(now, doubt))
         self._frames.pump()
         self._control.flush()
+        self._waits.look(time.monotonic())
 
     def _seconds_to_wait(self) -> float:
         sender, wait = self._frames.sender, _IDLE_S

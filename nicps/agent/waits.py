@@ -16,6 +16,8 @@ from nicps.protocol.signals import Late
 
 #: Shorter waits are not looked at: small rounds have thousands of them a second.
 _LEAST_S = 0.001
+#: So often at most the host looks whom it is about to wait for: other waits count as the next one that was looked at.
+_EVERY_S = 0.01
 #: While rounds are under way the loop wakes up more often than this: a longer wait was a pause of this host.
 _MOST_S = 0.1
 #: The recent times are halved so often, so that newer ones count for more.
@@ -116,28 +118,46 @@ class Waits:
 
     def __init__(self, node: Node, flows: FlowWatch, now: float) -> None:
         self._node, self._flows = node, flows
-        self._at, self._halve_at = now, now + _HALVED_S
+        self._at, self._halve_at, self._look_at = now, now + _HALVED_S, now
+        self._late: list[tuple[Host, Late]] | None = None  # of the wait that is about to begin
+        self._unseen_s = 0.0  # of waits that were not looked at
         self._recent = Waited()
         self.of_job = Waited()
 
     def begin_job(self) -> None:
         """Another job begins."""
-        self._recent, self.of_job = Waited(), Waited()
+        self._recent, self.of_job, self._unseen_s = Waited(), Waited(), 0.0
+
+    def look(self, now: float) -> None:
+        """The loop has handled all that has come, and is about to wait. Whom for, is found out now: after the wait the
+        host has to answer.
+        """
+        self._late = None
+        if now >= self._look_at and self._trains:
+            self._late, self._look_at = self._find_late(), now + _EVERY_S
 
     def note(self, now: float, waited_s: float) -> None:
-        """The loop has waited so long until now, and has not handled yet what has come: until then this host knows
-        nothing new.
-        """
+        """The loop has waited so long until now."""
         elapsed, self._at = min(now - self._at, _MOST_S), now
-        phase = self._node.phase_in_force
-        if phase is None or phase.kind is not wire.PhaseKind.TRAIN or phase.serving is not None:
+        if not self._trains:
             return
-        late = self._find_late() if waited_s >= _LEAST_S else ()
+        late: Iterable[tuple[Host, Late]] = ()
+        if waited_s >= _LEAST_S:
+            if self._late is None:
+                self._unseen_s += elapsed
+                return
+            late, elapsed, self._unseen_s = self._late, elapsed + self._unseen_s, 0.0
         self._recent.add(elapsed, late)
         self.of_job.add(elapsed, late)
         if now >= self._halve_at:
             self._halve_at = now + _HALVED_S
             self._recent.halve()
+
+    @property
+    def _trains(self) -> bool:
+        """Rounds of training wait for their members; with servers nobody waits."""
+        phase = self._node.phase_in_force
+        return phase is not None and phase.kind is wire.PhaseKind.TRAIN and phase.serving is None
 
     def _find_late(self) -> list[tuple[Host, Late]]:
         """The hosts that the open rounds of all channels wait for, each once."""

@@ -113,6 +113,7 @@ class Host:
         """So long in such a round, in so many turns of the loop."""
         self.node.__dict__.update(host_in(*marks, **more).__dict__)
         for _ in range(turns):
+            self.waits.look(self.now)
             self.now += seconds / turns
             self.waits.note(self.now, seconds / turns)
 
@@ -182,6 +183,19 @@ def test_work_of_the_loop_is_no_wait() -> None:
         host.now += 0.05
         host.waits.note(host.now, 0.0)
     assert host.slow == {} and host.waits.of_job.seconds == pytest.approx(2.0)
+
+
+def test_waits_that_were_not_looked_at_count_as_the_next_one_that_was() -> None:
+    """A look takes processor time, and rounds of a few milliseconds have many waits."""
+    host, looks = Host(), list[float]()
+    node = host_in(CONTRIBUTED, 0, CONTRIBUTED)
+    host.node.__dict__.update(node.__dict__)
+    find = host.waits._find_late
+    host.waits._find_late = lambda: (looks.append(host.now), find())[1]  # type: ignore[method-assign]
+    for _ in range(512):
+        host.spends(2**-8, 1, CONTRIBUTED, 0, CONTRIBUTED)
+    assert len(looks) == 171, "each third"
+    assert host.slow == {B: (1.0, Late.GRADIENT)}
 
 
 def test_little_time_shows_nothing() -> None:

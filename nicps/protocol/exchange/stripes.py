@@ -29,6 +29,8 @@ from nicps.protocol.view import numbers
 _CLOCK, _LOOKS = 256, 32
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
+#: The same where one that lacks is looked for.
+_PEEK = 64
 #: Questions without any answer, after which what the aggregator has answered before does not count.
 _UNANSWERED = 4
 #: Rounds before the open one that a frame can name.
@@ -66,6 +68,7 @@ class StripesExchanger(Exchanger):
         self._awaits_lanes = False
         #: A conversion, and how many records of it in the own stripe were seen.
         self._entering = 0, 0
+        self._come: dict[int, int] = {}  # aggregator -> all its sums before that one were seen to be here
         self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
         self._progress.open()
         self._round_trip.open()
@@ -260,8 +263,8 @@ class StripesExchanger(Exchanger):
         """
         if self._striped is None or self._dropped:
             return {}
-        found = [(s, self._missing(s.here, s.end, 1)) for s in self._stripes if s.first < s.end]
-        lacking = [(stripe, ranges[0][0]) for stripe, ranges in found if ranges]
+        found = [(s, self._come_to(s)) for s in self._stripes if s.first < s.end]
+        lacking = [(stripe, index) for stripe, index in found if index < stripe.end]
         only, late = len(lacking) == 1 < len(found), dict[int, Late]()
         for stripe, index in lacking:
             if only or stripe.asks:
@@ -388,6 +391,19 @@ class StripesExchanger(Exchanger):
         end = min(stripe.end, stripe.sent if listed else stripe.here + _GLANCE)
         here, beyond = self._receiver.reached(self._round, self._view.number, stripe.here, end)
         stripe.note_come(now, here, beyond, self._round_trip)
+
+    def _come_to(self, stripe: Window) -> int:
+        """The first of its sums that lacks here, also in the own stripe, which `_note_sums` rarely looks at.
+
+        Each record is looked at once in a round, and of those that lack a few.
+        """
+        at, whole = max(stripe.here, self._come.get(stripe.owner, 0)), True
+        while whole and at < stripe.end:
+            end = min(at + _PEEK, stripe.end)
+            at, _ = self._receiver.reached(self._round, self._view.number, at, end)
+            whole = at == end
+        self._come[stripe.owner] = at
+        return at
 
     def _next_of(self, now: float, stripe: Window) -> list[tuple[int, int]]:
         """The contributions that there is room for, and lanes."""
