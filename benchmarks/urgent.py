@@ -6,7 +6,7 @@
 
 The load is an all-reduce of 46 MB on a second channel of the group (docs/collective.md, "Channels"), or another
 program's TCP stream from the first host to the second and back (iperf3). In one kind of lab ports heed priorities, and
-agents tag and order their frames; in the second ("plain") neither is so, in the third ("unheeded") only agents do so.
+agents tag and order their frames; in the second ("plain") neither is so, in the third ("unheeded") agents tag.
 Each turn measures the urgent call alone, the load alone, and both.
 """
 
@@ -175,7 +175,9 @@ def measure(args: argparse.Namespace, ports: str) -> Row:
     """One row, in a lab of its own."""
     heeds, rate_bps = ports == "priorities", args.rate
     settings = LabSettings("urgent", args.hosts, rate_bps, priorities=heeds, burst_bytes=16 * 1024)
-    options = [] if ports == "plain" else ["--tags", "--shape", format_rate(rate_bps)]
+    # A plain lab shapes at the hosts, too.
+    options = [] if ports == "plain" else ["--tags"]
+    options += ["--shape", format_rate(rate_bps)] if heeds else []
     command = [sys.executable, "-P", "-m", "benchmarks.urgent", "--rank"]
     for option in ("hosts", "params", "seconds", "beside"):
         command += [f"--{option}", str(getattr(args, option))]
@@ -194,6 +196,10 @@ def measure(args: argparse.Namespace, ports: str) -> Row:
 
         first, second = lab.hosts[:2]
         if args.beside == "stream":
+            for host in (
+                lab.hosts
+            ):  # on a real line no frame is longer, and the urgent wait for one at most
+                start(host, "ip", "link", "set", "eth1", "gso_max_segs", "1").wait(_LIMIT_S)
             start(second, "iperf3", "-s")
         command += ["--server", second.ip]
         ranks = [start(first, *command, "--first")]
@@ -277,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--ports",
         choices=(*_PORTS, "both", "all"),
         default="both",
-        help="that heed tags; plain; plain, while hosts tag and order (unheeded); the first two, or all (%(default)s)",
+        help="that heed tags; plain; plain, while agents tag (unheeded); the first two, or all (%(default)s)",
     )
     add("--beside", choices=("bulk", "stream"), default="bulk", help="(%(default)s)")
     add("--turns", type=whole(1), default=3, help="(%(default)s)")

@@ -68,7 +68,7 @@ class StripesExchanger(Exchanger):
         self._awaits_lanes = False
         #: A conversion, and how many records of it in the own stripe were seen.
         self._entering = 0, 0
-        self._come: dict[int, int] = {}  # aggregator -> all its sums before that one were seen to be here
+        self._come: dict[int, int] = {}  # aggregator -> its sums before that one are here
         self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
         self._progress.open()
         self._round_trip.open()
