@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -71,6 +72,8 @@ class Session:
         self._send = self._talk.send
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
+        #: Of that and of who leads, until the agent is told: a view may come in a channel's thread.
+        self._deciding = threading.Lock()
         self._format = LaneFormat(0, 32)  # of the job's vector
         self._residual: ResidualFile | None = None
         self._memory: Memory | None = None
@@ -402,9 +405,10 @@ class Session:
             checkpoint: the lead will write one after the next training round. All members hear of that with the
                 round's commit; where that does not say so, the lead asks again.
         """
-        self._decision = shared_form.Decide(round_, what, checkpoint, tuple(plan))
-        if self.lead:
-            self._send(self._decision)
+        with self._deciding:
+            self._decision = shared_form.Decide(round_, what, checkpoint, tuple(plan))
+            if self.lead:
+                self._send(self._decision)
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Live progress, for whoever watches the job; what is called `warning` is shown as one."""
@@ -482,8 +486,9 @@ class Session:
         if isinstance(message, NearLimit):
             raise TooLarge(message.index, message.value, "a parameter is")
         if isinstance(message, shared_form.View):
-            if self._enter_view(message) and self._decision is not None:
-                self._send(self._decision)
+            with self._deciding:
+                if self._enter_view(message) and self._decision is not None:
+                    self._send(self._decision)
 
     def _keep_residual(self) -> None:
         """Write the residual for `nicps resume`, if the job has one. Where it cannot be written, training goes on."""

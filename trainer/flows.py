@@ -247,7 +247,7 @@ class InFlows:
         self._first = parts
         self._finish, self._together, self._clock = finish, together, clock
         self._flows: Flows | None = None
-        self._phase = 0  # its number
+        self._phase = 0  # its number; 0: its open rounds are not known here yet
         self._rounds = [0]  # the open one of each channel
         self._lines: list[_Line] = []
         self._missing: dict[int, int] = {}  # gradients that a piece lacks, by its identity
@@ -301,6 +301,7 @@ class InFlows:
         Raises:
             JobFailed: the plan is that of another model.
         """
+        self._phase = 0  # where hosts have gone on apart, another one may have its number
         rounds = [list(channel.rounds) for channel in phase.channels]
         if rounds == self._parts.fragments:
             return False

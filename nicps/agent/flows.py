@@ -87,10 +87,14 @@ class FlowWatch:
         channel, open_rounds = wire.channel_of(header.flags), self._node.rounds
         if channel >= len(open_rounds):
             return
+        open_round = open_rounds[channel]
         # A member may have committed a round that is open here, and this host one whose mark it is about to send.
-        if abs(header.round - open_rounds[channel]) > 1:
+        if abs(header.round - open_round) > 1:
             return
-        heard = self._heard.setdefault((channel, header.round), _Heard())
+        heard = self._heard.get((channel, header.round))
+        if heard is None:
+            self._forget(channel, open_round - 2)  # nobody is told of a group's rounds
+            heard = self._heard[channel, header.round] = _Heard()
         if header.flags & wire.Flag.OFFERED:
             heard.offers.setdefault(header.sender, now)
         if header.flags & wire.Flag.COMPLETE:
@@ -120,9 +124,7 @@ class FlowWatch:
         self.rounds[channel] += 1
         self.bytes[channel] += commit.fragments * wire.PAYLOAD_BYTES
         heard = self._heard.get((channel, commit.round), _Heard())
-        for known in [(of, round_) for of, round_ in self._heard if of == channel]:
-            if known[1] <= commit.round:
-                del self._heard[known]
+        self._forget(channel, commit.round)
         place = phase.place_of(commit.round, channel)
         row = self._rows.get(channel)
         if not place:
@@ -179,6 +181,12 @@ class FlowWatch:
         rounds = [[*map(since, moments[:4]), *moments[4:]] for moments in row.rounds]
         more: dict[str, Any] = {"channel": channel} if channel else {}
         self._timeline.note("rounds", begun, now, row.first, **more, urgency=urgency, rounds=rounds)
+
+    def _forget(self, channel: int, last: int) -> None:
+        """What was heard of that channel's rounds up to that one is of no more use."""
+        for of, round_ in [*self._heard]:
+            if of == channel and round_ <= last:
+                del self._heard[of, round_]
 
     # ---- what is asked
 

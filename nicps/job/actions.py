@@ -276,7 +276,7 @@ class NoteEvent:
 class NoteCommit:
     """For the job's time line: a training step, or a test, is committed here, with that round.
 
-    `counted`: samples by member number. `rounds`: the number of rounds of the step.
+    `counted`: samples by member number. `rounds`: the number of rounds of the step; with a plan those of channel 0.
     """
 
     round: int

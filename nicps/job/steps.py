@@ -26,6 +26,8 @@ class Steps:
         self._rounds = 0  # of the step that is under way
         self._last = 0  # the last round of that step
         self._counted: Mapping[int, int] = {}  # samples in that round, by member
+        # Of a plan, by the last round of channel 0: committed, and not applied yet.
+        self._planned: dict[int, NoteCommit] = {}
 
     def commit(
         self, commit: Committed, *, mine: bool, several: bool
@@ -39,31 +41,44 @@ class Steps:
         """
         phase = commit.phase
         trains = phase.kind is wire.PhaseKind.TRAIN
-        if commit.channel and not phase.planned:
+        if phase.planned:
+            if mine:
+                self._note_planned(commit)
+            return [NoteRound(commit)]
+        if commit.channel:
             return []  # users see the rounds of a group's first channel
         if not (trains and several):
             self.trained += trains and mine
             return [NoteCommit(commit.round, not trains, _samples_of(commit))]
-        if mine and phase.planned:
-            self._rounds += 1
-            if not commit.channel:
-                self._counted, self._last = commit.counted, commit.round
-        elif mine:
+        if mine:
             self._counted = {number: phase.shares[number - 1] for number in commit.counted}
             self._rounds, self._last = self._rounds + 1, commit.round
-        return [NoteRound(commit)] if phase.planned else []
+        return []
+
+    def _note_planned(self, commit: Committed) -> None:
+        """The program may be in the step before: with a quorum below 1 the others go on without it."""
+        rounds = commit.phase.rounds_per_step()
+        if not commit.channel and commit.phase.place_of(commit.round) == rounds - 1:
+            noted = NoteCommit(commit.round, False, commit.counted, rounds)
+            self._planned[commit.round] = noted
 
     def read(self, round_: int, digest: str) -> list[NoteCommit]:
         """The program has read a round's sum; `digest`: of the state after it, if that completes a step."""
-        if not digest or not self._rounds or round_ != self._last:
+        if not digest:
+            return []
+        found = self._planned.pop(round_, None)
+        if found is None and self._rounds and round_ == self._last:
+            found = NoteCommit(round_, False, self._counted, self._rounds)
+            self._rounds = 0
+        if found is None:
             return []
         self.trained += 1
-        rounds, self._rounds = self._rounds, 0
-        return [NoteCommit(round_, False, self._counted, rounds)]
+        return [found]
 
     def forget_part(self) -> None:
-        """Another member's state is loaded: the step that was under way is not this program's."""
+        """Another member's state is loaded: the steps that were under way are not this program's."""
         self._rounds = 0
+        self._planned.clear()
 
 
 def _samples_of(commit: Committed) -> Mapping[int, int]:

@@ -76,9 +76,11 @@ class Offers:
         return heard.get(member) if heard is not None else None
 
     def window(self, round_: int) -> int:
-        """The least that a member has offered to that round; 0: any."""
-        heard = self._heard.get(round_, {}).values()
-        return min((window for _, _, window in heard if window), default=0)
+        """The least that a member in its list has offered to that round; 0: any. Offers of others do not reach all."""
+        heard = self._heard.get(round_, {})
+        listed = self._of_step() if self._of_step is not None else None
+        among = heard if listed is None else heard.keys() & listed.keys()
+        return min((heard[member][2] for member in among if heard[member][2]), default=0)
 
     def members(self, round_: int) -> frozenset[int]:
         """The members that have offered to that round."""

@@ -261,7 +261,7 @@ class Checks:
                 f"{host.node.name}, as {what}"
             )
         if commit.exchange.absolute:
-            self.sums.committed(host, commit, phase.fragments_in(commit.round))
+            self.sums.committed(host, commit, commit.fragments)
             return
         for k in commit.counted:
             unit = self.units.get((self.branch(host), commit.round, k), commit.unit)

@@ -151,6 +151,7 @@ class Lan:
         plan = plan or Plan("job", batch=10 * hosts, width=16, alarm_below=0.0)
         self.plan = plan
         self.rounds, self.test_every, self.fragments = rounds, test_every, fragments
+        self.spare = 0  # of the room of a round, fragments that the rounds of a step do not use
         self.saving_s = 0.01  # what a lead takes to get ready what it hands out
         self.compute_s = compute_s
         self.too_large = too_large  # part of the gradients that do not fit their round's unit

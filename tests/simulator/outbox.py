@@ -89,6 +89,8 @@ class Outbox:
         """Fragments of stripes leave."""
         host, fragments = self._host, action.fragments
         total, width = action.phase.fragments_in(fragments.round), action.phase.width
+        if fragments.striped is not None:
+            total = fragments.striped.fragments or total
         self.free_at = host.kernel.stripes.send(fragments, total, width, self.free_at)
         host.later(self.free_at - now, lambda: self._sent(fragments, now))
 

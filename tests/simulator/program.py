@@ -224,8 +224,8 @@ class Program:
 
     def _ready(self, model: str) -> says.Ready:
         """The model is built."""
-        lanes = self.lan.fragments * wire.lanes_per_fragment(self.lan.plan.width)
-        return says.Ready(lanes, model)
+        room = self.lan.fragments + self.lan.spare
+        return says.Ready(room * wire.lanes_per_fragment(self.lan.plan.width), model)
 
     def _train(self, phase: Message) -> Steps:
         self.lan.checks.same_model(self.host, self, phase.number)

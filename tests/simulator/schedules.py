@@ -107,6 +107,7 @@ def lan_of(
     if lan.plan.quorum < 1 and more.random() < 0.5:  # the others do not wait for it
         more.choice(lan.hosts).slowness = more.choice((3.0, 10.0))
     lan.saving_s = random.Random(f"saving {seed}").choice((0.01, 0.05, 0.5))
+    lan.spare = random.Random(f"spare {seed}").choice((0, 3)) if steps else 0
     lan.more = (
         more  # goes on where the schedule ends: the same numbers twice would tie the two together
     )

@@ -10,6 +10,7 @@ import pytest
 from nicps import wire
 from nicps.protocol.actions import Closed, Committed, Send, SendFragments
 from nicps.protocol.carried import Carried, Offer
+from nicps.protocol.offers import Offers
 from nicps.protocol.plan import ChannelPlan
 from nicps.protocol.signals import Lacking
 from nicps.protocol.view import View
@@ -369,6 +370,15 @@ def test_the_lead_that_goes_on_keeps_its_word_in_the_middle_of_a_step() -> None:
     later.read(0, 3)
     later.offer(0)
     assert [c.round for c in later[3].commits if c.saved] == [4]
+
+
+def test_the_window_of_a_round_is_that_of_its_list() -> None:
+    """What a member outside it offers does not reach all members before they know the list."""
+    offers = Offers(phase_of(quorum=8), VIEW, broadcast=True)
+    offers.open(1, lambda: {1: 4, 3: 4})
+    for member, window in ((1, 20), (2, 5), (3, 30)):
+        offers.hear(1, member, 4, 0, window)
+    assert offers.window(1) == 20
 
 
 def test_offers_do_not_go_along_where_a_program_has_left() -> None:

@@ -10,6 +10,8 @@ import pytest
 from nicps import wire
 from nicps.agent.flows import FlowWatch
 from nicps.job.contribution import Contribution
+from nicps.protocol import Phase
+from nicps.protocol.plan import ChannelPlan
 from nicps.session.activity import ChannelActivity
 from tests.channelled import Members, phase_of
 from tests.ring_parts import START, VIEW, node_of
@@ -31,8 +33,8 @@ class Notes:
 class Watched:
     """Three members, and the watch of member 2. Time passes between their offers."""
 
-    def __init__(self, quorum: int = 12) -> None:
-        self.members, self.notes = Members(phase_of(quorum)), Notes()
+    def __init__(self, quorum: int = 12, phase: Phase | None = None) -> None:
+        self.members, self.notes = Members(phase or phase_of(quorum)), Notes()
         node = node_of(2, self.members[2].ring)
         self.watch = FlowWatch(node, self.notes)  # type: ignore[arg-type]
         self.own = [Contribution() for _ in range(wire.MAX_CHANNELS)]
@@ -229,3 +231,16 @@ def test_frames_of_others_and_of_other_rounds_are_not_noted() -> None:
 def test_without_channels_there_is_nothing_to_say() -> None:
     watch = FlowWatch(node_of(2, None), Notes())  # type: ignore[arg-type]
     assert watch.activity() == () and watch.awaited(0) == frozenset()
+
+
+def test_what_was_heard_of_a_groups_rounds_does_not_grow() -> None:
+    """Nobody tells the watch of their commits."""
+    plans = ChannelPlan(0, 8), ChannelPlan(1, 8)
+    watched = Watched(phase=phase_of(sized=True, channels=plans))
+    members, samples = watched.members, wire.sized_samples(8, 1, 16)
+    for round_ in range(1, 21):
+        members.offer(1, samples=samples)
+        members.read(1, round_)
+        members.take(1, members[1].ring.go_on(members.now, saves=False, channel=1))
+    assert members.rounds() == {(1, 21)}
+    assert {known for _, known in watched.watch._heard} <= {19, 20, 21, 22}

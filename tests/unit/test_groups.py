@@ -196,11 +196,11 @@ class Kernel(NoKernel):
 
 
 class Members:
-    """The controls of three members, in a sized phase."""
+    """The controls of three members, in a sized phase; those without a share offer nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, **values: object) -> None:
         self.kernel = Kernel()
-        phase = sized()
+        phase = sized(**values)
         self.controls = [
             Control(
                 phase,
@@ -218,7 +218,7 @@ class Members:
 
     def offer(self, *samples: int) -> None:
         """Each member's, which all hear."""
-        for control, each in zip(self.controls, samples, strict=True):
+        for control, each in zip(self.controls, samples, strict=False):
             assert control.offer(Offer(control.round, each, 0, conversion=1))
             assert control.broadcast_offer()
             for other in self.controls:
@@ -258,6 +258,17 @@ def test_rounds_have_the_size_that_is_offered() -> None:
         for control in members.controls:
             control.go_on(saves=False)
             control.read(commits[0].round, 0)
+
+
+def test_a_member_without_a_share_waits_for_as_many_sums_as_the_others() -> None:
+    """It has offered nothing. Lanes of 8 bits have another unit than those of the phase's width."""
+    members, mine = Members(shares=(1, 1, 0)), wire.sized_samples(7, 5, 8)
+    members.offer(mine, mine)
+    assert {c.token.unit for c in members.controls if c.token is not None} == {-wire.MAX_SHIFT[8]}
+    members.kernel.here = 6
+    assert members.mark() == []
+    members.kernel.here = 7
+    assert [commit.counted for commit in members.mark()] == [{1: mine, 2: mine}] * 3
 
 
 @pytest.mark.parametrize("others", [wire.sized_samples(8, 5), wire.sized_samples(7, 6)])

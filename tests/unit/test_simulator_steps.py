@@ -83,6 +83,17 @@ def test_a_network_that_carries_no_frames_to_one_host_ends_the_job() -> None:
     assert not ever_out(lan) and lan.now < 5.0
 
 
+def test_a_host_that_has_come_back_is_not_evicted_before_it_has_a_share() -> None:
+    """A round is smaller than its room: until then it has the size from the list."""
+    lan = job()
+    lan.rounds, lan.spare = 150, 3
+    lan.trouble(2.5)
+    lan.at(1.0, lan.hosts[2].kill)
+    lan.at(2.5, lan.hosts[2].restart)
+    assert schedules.finish(lan).what == "done"
+    assert len(lan.checks.views) == 3, "its loss, and its return"
+
+
 def test_the_simulator_finds_a_lead_that_takes_every_round_for_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

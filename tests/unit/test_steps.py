@@ -168,8 +168,27 @@ def test_rounds_of_a_plan_are_noted_one_by_one() -> None:
     commits.append(replace(commits[0], channel=1))
     for commit in commits:
         assert steps.commit(commit, mine=True, several=True) == [NoteRound(commit)]
-    assert steps.read(5, "d") == [NoteCommit(5, False, {1: 9, 2: 9}, 2)]
+    assert steps.read(5, "") == []
+    assert steps.read(5, "d") == [NoteCommit(5, False, {1: 9, 2: 9}, 1)]
     assert steps.commit(commits[0], mine=False, several=True) == [NoteRound(commits[0])]
+    assert steps.read(5, "d") == [] and steps.trained == 1
+
+
+def test_a_step_counts_though_the_others_have_gone_on_without_this_host() -> None:
+    """Its program has read all of the step. While it is in the next forward pass, the others close the next step."""
+    plans = ChannelPlan(0, 3, (3, 3)), ChannelPlan(1, 2, (2,))
+    phase = replace(PHASE, sized=False, channels=plans)
+    steps = Steps()
+    for channel, round_ in ((0, 5), (1, 5), (0, 6), (0, 7), (1, 6)):
+        commit = replace(committed(round_, 1, 2, phase=phase), channel=channel)
+        steps.commit(commit, mine=True, several=True)
+    assert steps.read(6, "d") == [NoteCommit(6, False, {1: 9, 2: 9}, 2)]
+    steps.commit(committed(8, 1, phase=phase), mine=True, several=True)
+    assert steps.read(7, "") == []
+    assert steps.read(8, "e") == [NoteCommit(8, False, {1: 9}, 2)] and steps.trained == 2
+    steps.commit(committed(10, 1, phase=phase), mine=True, several=True)
+    steps.forget_part()
+    assert steps.read(10, "f") == [] and steps.trained == 2
 
 
 def test_fragments_that_the_kernels_have_taken() -> None:
@@ -190,6 +209,22 @@ def test_a_step_is_as_long_as_the_time_since_the_one_before() -> None:
         tally.note_commit(now, NoteCommit(round_, False, {1: 10}, 2), MEMBERS)
     assert (tally.rounds, tally.samples, sum(tally.round_counts)) == (3, 30, 1)
     assert tally.round_counts[BOUNDS.index(0.05)] == 1
+
+
+def test_a_step_on_several_channels_is_as_long_as_the_time_since_the_one_before() -> None:
+    plans = ChannelPlan(0, 3, (3, 3)), ChannelPlan(1, 2, (2,))
+    phase = replace(PHASE, sized=False, channels=plans)
+    steps, tally = Steps(), Tally(0.0)
+    for now, last in ((1.0, 6), (1.03, 8)):
+        for commit in (
+            committed(last - 1, 1, phase=phase),
+            committed(last, 1, phase=phase),
+            replace(committed(last // 2, 1, phase=phase), channel=1),
+        ):
+            steps.commit(commit, mine=True, several=True)
+        (noted,) = steps.read(last, "d")
+        tally.note_commit(now, noted, MEMBERS)
+    assert sum(tally.round_counts) == 1 and tally.round_counts[BOUNDS.index(0.05)] == 1
 
 
 # ---- a program's session

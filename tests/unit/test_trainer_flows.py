@@ -195,3 +195,20 @@ def test_cuts_by_hand() -> None:
 def test_cuts_that_leave_a_channel_empty(cuts: tuple[int, ...]) -> None:
     with pytest.raises(JobError, match="its numbers must rise between 0 and 4, the number"):
         Parts(LAYOUT, 4, "i8", None, cuts)
+
+
+def test_a_phase_begins_with_its_own_rounds_whatever_its_number_is() -> None:
+    """Where each of two hosts has gone on alone, the one that takes the other's state may meet its number again."""
+    member = Member()
+
+    def phase(first: int) -> Phase:
+        channels = tuple(
+            PhaseChannel(urgency, tuple(each), first + urgency)
+            for urgency, each in enumerate(member.parts.fragments)
+        )
+        return Phase("train", first, 1, (4, 4), channels=channels)
+
+    for first in (5, 50):
+        member.exchanger.enter(phase(first))
+        member.exchanger.begin(phase(first), first)
+    assert member.sent.begun == [[5, 6], [50, 51]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from nicps.client import JobAborted, Session
 from nicps.layout import layout
+from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel
 from nicps.session.shared_form import Member, Welcome
@@ -145,6 +147,24 @@ def test_a_program_without_a_state_says_so(agent: Agent) -> None:
     answer = agent.take()
     assert answer["op"] == "checkpoint" and "cannot save" in answer["error"]
     assert agent.take()["op"] == "prepared"
+
+
+def test_the_leads_last_word_comes_last(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel's thread notes the view in which this program leads, while the thread that computes decides."""
+    session, sent = agent.session, list[int]()
+    session.decide(6, "continue")
+    deciding = threading.Thread(target=session.decide, args=(7, "continue"))
+
+    def send(message: shared_form.Decide) -> None:
+        if message.round == 6:
+            deciding.start()
+            deciding.join(0.2)
+        sent.append(message.round)
+
+    monkeypatch.setattr(session, "_send", send)
+    session._note(shared_form.View(VIEW + 1, (1, 2, 3), 2, 7), [])
+    deciding.join(10.0)
+    assert sent == [6, 7]
 
 
 def test_a_view_is_taken_from_every_message(agent: Agent) -> None:

@@ -30,7 +30,8 @@ class Exchanger(ABC):
         kind: the properties of this exchange that all hosts share.
         own_sent: fragments of this member that it has announced in the token's `sent`.
         conversion: number of the conversion of this member's lanes for the open round; 0: it has offered none.
-        sized: the `samples` of this member's offer to the open round, if rounds have sizes of their own; otherwise 0.
+        sized: the `samples` of this member's offer to the open round, or of the closed list where it offers nothing, if
+            rounds have sizes of their own; otherwise 0.
         aggregators: the members that have a stripe, in order of rank; 0 is a Linux switch.
         rest: the committed round whose remainders such a switch adds to the open one.
         clock: the kernel wakes the agent each time this many sums have come.
@@ -66,7 +67,7 @@ class Exchanger(ABC):
 
     @property
     def size(self) -> int:
-        """Fragments of this member's contribution to the open round, if rounds have sizes of their own; otherwise 0."""
+        """Fragments of a contribution to the open round, if rounds have sizes of their own; otherwise 0."""
         return wire.size_of(self.sized)
 
     @property

@@ -95,6 +95,7 @@ class StripesExchanger(Exchanger):
 
     def on_closed(self, now: float, token: TokenState) -> list[Action]:
         """The list has come to its unit."""
+        self._take_size(token)
         largest = max((line.unit for line in token.lines if line.contributed), default=LEAST_UNIT)
         token.unit = max(LEAST_UNIT, largest - wire.MAX_SHIFT[self.width or self._phase.width])
         return self.on_token(now, token)
@@ -105,7 +106,13 @@ class StripesExchanger(Exchanger):
             return []
         if self._phase.sized and not token.agrees:
             return []  # there is nothing to add: the training programs are told
+        self._take_size(token)
         return self.on_list(now, token.listed, token.unit)
+
+    def _take_size(self, token: TokenState) -> None:
+        """A member without a share has offered nothing: it has the round's size from the closed list."""
+        if self._phase.sized and not self.sized and token.agrees:
+            self.sized = next((line.samples for line in token.lines if line.contributed), 0)
 
     def on_list(self, now: float, members: int, unit: int) -> list[Action]:
         """Begin, unless it was known."""
