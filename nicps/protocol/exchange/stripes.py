@@ -68,7 +68,6 @@ class StripesExchanger(Exchanger):
         self._awaits_lanes = False
         #: A conversion, and how many records of it in the own stripe were seen.
         self._entering = 0, 0
-        self._come: dict[int, int] = {}  # aggregator -> its sums before that one are here
         self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
         self._progress.open()
         self._round_trip.open()
@@ -404,12 +403,12 @@ class StripesExchanger(Exchanger):
 
         Each record is looked at once in a round, and of those that lack a few.
         """
-        at, whole = max(stripe.here, self._come.get(stripe.owner, 0)), True
+        at, whole = max(stripe.here, stripe.looked), True
         while whole and at < stripe.end:
             end = min(at + _PEEK, stripe.end)
             at, _ = self._receiver.reached(self._round, self._view.number, at, end)
             whole = at == end
-        self._come[stripe.owner] = at
+        stripe.looked = at
         return at
 
     def _next_of(self, now: float, stripe: Window) -> list[tuple[int, int]]:
