@@ -114,7 +114,7 @@ def opened(name: str, rate_bps: int, width: int, burst_bytes: int = BURST_BYTES)
     with (
         open_folder("nicps-bench-") as folder,
         Lab(settings) as lab,
-        joined(lab, lab.hosts, folder) as agents,
+        joined(lab, lab.hosts, folder, "--silence", "2") as agents,
     ):
         for agent, core in zip(agents, _cores(), strict=False):
             for thread in os.listdir(f"/proc/{agent.process.pid}/task"):
