@@ -423,6 +423,10 @@ class ThreadLink:
 
     abandon = close
 
+    def disown(self, reason: str) -> None:
+        """In a process that was forked."""
+        self.closed = reason
+
 
 def together(meeting: Meeting, program: Callable[[Group], Any], **options: Any) -> list[Any]:
     """Run a program as every member of a group, in threads; what each returns or raises, by number.

@@ -31,13 +31,14 @@ assert _ROOM <= MOST_SIZED
 
 @dataclass(slots=True)
 class _Waiting:
-    """A program that waits, and the end of its wait.
+    """A program that waits, and the begin and end of its wait.
 
     `heard`: when the group that it wants to come into late was last heard of.
     """
 
     peer: Peer
     wanted: JoinGroup
+    since: float
     until: float
     heard: float
 
@@ -70,7 +71,7 @@ class Groups:
             self._dataplane.check_interface()
         self._driver.life.roles.publisher.other_job = ""  # its lead now answers our calls
         now, life = self._driver.now, self._driver.life
-        self._waiting = _Waiting(peer, wanted, now + wanted.timeout_s, now)
+        self._waiting = _Waiting(peer, wanted, now, now + wanted.timeout_s, now)
         life.comes_late = (wanted.name, wanted.size) if wanted.late else None
         self.tick()
 
@@ -132,12 +133,15 @@ class Groups:
             return
         group, wanted = UnderWay.read(other), waiting.wanted
         if group is not None and group.is_for(wanted.name, wanted.size):
-            self._stop_waiting()
-            waiting.peer.post(Late(group.members))
+            self._tell_late(waiting, group.members)
             return
         raise NetworkProblem(
             f"{'' if group else 'job '}{other} is under way on this network, without this host: wait for its end"
         )
+
+    def _tell_late(self, waiting: _Waiting, members: int) -> None:
+        self._stop_waiting()
+        waiting.peer.post(Late(members))
 
     def _watch_calls(self, waiting: _Waiting) -> None:
         """The lead of the group calls hosts on standby, for as long as the group exists (`note_call`)."""
@@ -150,11 +154,15 @@ class Groups:
                 " on every host"
             )
 
+    @property
+    def _taken_in(self) -> bool:
+        """This host has been taken into a group, for a program that may have gone meanwhile."""
+        node, part = self._driver.life.node, self._driver.life.part
+        return part is not None and part.group and node.number in node.learners
+
     def _leave_without_program(self) -> None:
-        """This host has been taken into a group for a program that has gone meanwhile."""
-        life, part = self._driver.life, self._driver.life.part
-        taken_in = part is not None and part.group and life.node.number in life.node.learners
-        if taken_in and self._program.expects and not life.node.leaving:
+        life = self._driver.life
+        if self._taken_in and self._program.expects and not life.node.leaving:
             reason = "the program that was to come into the group has gone"
             self._driver.carry_out(life.action_failed(self._driver.now, reason))
 
@@ -166,13 +174,20 @@ class Groups:
                 "a job has begun on this host: start the program again after its end"
             )
         here = settings["group"]
-        size = here["size"] if wanted.late else wanted.size
+        size = here["size"] if wanted.late or self._taken_in else wanted.size
         if (here["name"], here["size"]) != (wanted.name, size):
             raise NetworkProblem(
                 f"the group that has formed is {_text(here['name'], here['size'])}, and this program waits for"
                 f" {_text(wanted.name, wanted.size)}"
             )
         if not self._program.expects:
+            if self._program.attached and self._driver.now >= waiting.since + _ENDING_S:
+                raise NetworkProblem(
+                    f"another program on this host is in group {wanted.name!r} already: a host has one in a group"
+                )
+            return
+        if self._taken_in and not wanted.late:  # the host leaves, and comes back for this program
+            self._tell_late(waiting, len(self._driver.life.node.view.members))
             return
         self._waiting = self._driver.life.comes_late = None
         self._driver.life.node.wait_for(None)

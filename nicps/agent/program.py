@@ -161,6 +161,11 @@ class Program:
             driver, last = self._driver, gateway.last_line()
             driver.carry_out(self._life.gateway_ended(driver.now, number, code, last))
 
+    @property
+    def attached(self) -> bool:
+        """Whether there is a program."""
+        return self._channel is not None
+
     def is_attached(self, channel: Channel) -> bool:
         """Whether that connection is the program's own."""
         return channel is self._channel

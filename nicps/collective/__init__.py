@@ -17,6 +17,7 @@ attempts.py   a call, begun again as members leave in its middle
 channels.py   a thread for each channel, which carries calls out in order
 operations.py  the calls, as a program makes them
 group.py      the members, and calls of all on all channels
+endings.py    what becomes of a group as its process ends, and in processes that it forks
 admission.py  members that come late, or come back
 """
 

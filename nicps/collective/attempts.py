@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from nicps.collective.errors import CallMismatch, MemberLost
+from nicps.collective.kinds import Array
 from nicps.collective.rounds import Attempt, Changed, Differs, Exchange, Ranks
 
 R = TypeVar("R")
@@ -52,10 +53,13 @@ def carried_out(
 def _explained(link: Exchange, text: str, ranks: Ranks, deadline: float) -> CallMismatch:
     """All members know that they have called different things: each says what."""
     said = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)
-    attempt = Attempt(link, "what was called", ranks, deadline)
-    rows = attempt.gather(said)
+
+    def ask(attempt: Attempt) -> tuple[Array, tuple[int, ...]]:
+        return attempt.gather(said), attempt.counted
+
+    rows, counted = carried_out(link, ask, "what was called", ranks, deadline, lambda _: None)
     by_text: dict[str, list[str]] = {}
-    for rank in attempt.counted:
+    for rank in counted:
         told = rows[rank].tobytes().rstrip(b"\0").decode(errors="replace")
         by_text.setdefault(told, []).append(f"{ranks.names[rank]} (rank {rank})")
     calls = "; ".join(f"{', '.join(who)}: {told}" for told, who in by_text.items())

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -88,7 +91,7 @@ class Workers:
         failed: told of an error that is none of ours, in the thread in which it has occurred.
     """
 
-    def __init__(self, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
         self._lock = threading.Lock()
         self._queues: list[SimpleQueue[_Item]] = []
@@ -122,9 +125,10 @@ class Workers:
                 queue.put((None, Future()))
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for their end."""
+        """Wait for the end of all."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self.threads:
-            thread.join(timeout_s)
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _add(self) -> None:
         queue = SimpleQueue[_Item]()
@@ -132,9 +136,9 @@ class Workers:
             queue.put((self._last.done.wait, Future()))
         name = f"nicps-collective-{len(self._queues)}"
         thread = threading.Thread(target=self._work, args=(queue,), name=name, daemon=True)
+        thread.start()
         self._queues.append(queue)
         self.threads.append(thread)
-        thread.start()
 
     def _work(self, queue: SimpleQueue[_Item]) -> None:
         while True:
@@ -144,10 +148,16 @@ class Workers:
             if not future.set_running_or_notify_cancel():
                 # The others wait for it.
                 future = Future()
+            settle: Callable[[], None]
             try:
-                future.set_result(work())
-            except NicpsError as error:
-                future.set_exception(error)
-            except Exception as error:
-                self._failed(error)
-                future.set_exception(error)
+                settle = partial(future.set_result, work())
+            except BaseException as error:
+                # SystemExit, too: without this thread every call would wait for ever.
+                if not isinstance(error, NicpsError):
+                    self._failed(error)
+                settle = partial(future.set_exception, error)
+            try:
+                settle()
+            except BaseException:  # of a callback: the future itself stops at others only
+                traceback.print_exc()
+            del work, future, settle  # a vector, and what came of it, may be large

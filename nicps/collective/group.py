@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from nicps.collective import endings
 from nicps.collective.admission import Admission, Place, admit
 from nicps.collective.attempts import carried_out
 from nicps.collective.calls import Barrier, Call, Gather
@@ -29,8 +31,10 @@ from nicps.session.shared_form import ChannelPlan
 from nicps.wire import MOST_SIZED
 
 R = TypeVar("R")
+_CLOSED = "the group is closed"
+_FORKED = "the group is that of the process that this one was forked from: make calls there"
 _FAILED = "the program has failed"
-_END_LIMIT_S = 5.0  # for the thread to end after that
+_END_LIMIT_S = 5.0  # for the threads to end after that
 DEFAULT_TIMEOUT_S = 1800.0
 
 
@@ -54,7 +58,9 @@ class Group(Operations):
     `world`, the size that the group has begun with. `late`: it is under way, and this program is not in it before
     its first `admit`; rank and size may be others then. `lost`, the ranks that have left since. `changes`, how often
     members have left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries
-    out calls. `channels`, how many there are; only `plan` changes that.
+    out calls, and so cannot make any. `before_all`, what is called in front of each call on all channels (`plan`,
+    `admit`, `close`): what it puts on channels comes before that one. `channels`, how many there are; only `plan`
+    changes that.
     """
 
     def __init__(
@@ -71,9 +77,12 @@ class Group(Operations):
         self.channels = 1
         self._spent: dict[int, Spent] = {}
         self.on_loss: Callable[[tuple[int, ...]], None] | None = None
+        self.before_all: list[Callable[[], None]] = []
         self.lost: tuple[int, ...] = ()
         self.changes = 0
-        self._closed = self._failed = False
+        self._closed, self._failed = "", False  # why no call is taken
+        self._comes_in = False  # a thread waits for a link
+        self._telling: set[int] = set()  # threads that are in `on_loss`
         self._lock = threading.Lock()  # of what the threads of several channels and callers change
         if link is not None:
             self._ranks = self._agree_on_ranks(link, rank)
@@ -85,6 +94,7 @@ class Group(Operations):
         self.size, self.names = self._ranks.size, self._ranks.names
         self.world = self.size
         self._workers = Workers(self._note_failure)
+        endings.note(self)
 
     @classmethod
     def form(
@@ -210,6 +220,7 @@ class Group(Operations):
         link = self._link
         limit = link.room if link is not None else MOST_SIZED
         plan = plan_of(urgencies, rooms, PER_FRAGMENT, limit)
+        self._settle()
         with self._lock:
             self._check_open()
             self.channels = len(plan)
@@ -222,9 +233,15 @@ class Group(Operations):
         Ranks, size and names may be others once it is done: make no other call before. The future raises MemberLost at
         a late one, if all others are lost; NetworkProblem, if the group is over.
         """
+        self._settle()
         with self._lock:
             self._check_open()
             return self._workers.put_together(self._admit)
+
+    def _settle(self) -> None:
+        self._check_open()
+        for each in tuple(self.before_all):
+            each()
 
     def _call(self, call: Call, channel: int) -> Future[Any]:
         with self._lock:
@@ -235,8 +252,16 @@ class Group(Operations):
             return self._workers.put(channel, partial(self._carry_out, call, channel))
 
     def _check_open(self) -> None:
+        self._check_thread()
         if self._closed:
-            raise GroupClosed("the group is closed")
+            raise GroupClosed(self._closed)
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() in self._telling:
+            raise UsageProblem(
+                "on_loss is called in the thread that carries out the group's calls, and cannot make any: let it set"
+                " what the script looks at"
+            )
 
     # ---- the end
 
@@ -245,10 +270,13 @@ class Group(Operations):
 
         A program that ends without it counts as lost, and the others go on.
         """
+        self._check_thread()
+        with contextlib.suppress(GroupClosed):
+            self._settle()
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = _CLOSED
             self._workers.put_together(self._end)
             self._workers.end()
         self._workers.join()
@@ -260,21 +288,31 @@ class Group(Operations):
         """Close the group; where an error ends the program, the others go on without it."""
         if kind is None:
             self.close()
-            return
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the others go on without this member, and wait a moment for the threads."""
         with self._lock:
-            failed, self._closed = not self._closed, True
-            if failed:
-                self._failed = True
+            if not self._closed:
+                self._closed, self._failed = _CLOSED, True
                 self._workers.put_together(self._end)
                 self._workers.end()
-        link = self._link
-        if link is not None and failed:
-            link.abandon(_FAILED)
-            self._workers.join(_END_LIMIT_S)
+        if self._link is not None and self._closed != _FORKED:
+            self._link.abandon(_FAILED)
+            if not self._comes_in:
+                self._workers.join(_END_LIMIT_S)
+
+    def disown(self) -> None:
+        """As `nicps.collective.endings.Owned`."""
+        self._lock = threading.Lock()
+        self._closed = _FORKED
+        if self._link is not None:
+            self._link.disown(_FORKED)
 
     # ---- in the threads
 
-    def _note_failure(self, error: Exception) -> None:
+    def _note_failure(self, error: BaseException) -> None:
         if self._link is not None:
             self._link.close(f"a call has failed: {error!r}")
 
@@ -336,8 +374,12 @@ class Group(Operations):
         if self._come_in is None:
             raise GroupClosed("the group is over here")
         if self._link is not None:
-            self._link, self._wanted = None, self.rank
-        return self._come_in()
+            self._wanted = self.rank
+        self._comes_in = True
+        try:
+            return self._come_in()
+        finally:
+            self._comes_in = False
 
     def _attempt(
         self,
@@ -379,10 +421,14 @@ class Group(Operations):
             self.lost = tuple(sorted(lost if anew else lost | before))
             self.changes += bool(more)
         if more and self.on_loss is not None:
+            thread = threading.get_ident()
+            self._telling.add(thread)
             try:
                 self.on_loss(self.lost)
-            except Exception:  # the script's own mistake must cost no member
+            except BaseException:  # the script's own mistake must cost no member
                 traceback.print_exc()
+            finally:
+                self._telling.discard(thread)
 
     def _end(self) -> None:
         link = self._link

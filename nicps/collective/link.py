@@ -254,6 +254,13 @@ class Link:
                 self._channel.shut_down()
             self._turns.notify_all()
 
+    def disown(self, reason: str) -> None:
+        """Give the connection up in a process that was forked: it goes on in the other one."""
+        self._lost = reason
+        self._channel.close()
+        if self.store is not None:
+            self.store.disown(reason)
+
     def _release(self) -> None:
         """Close what is open, if the group is over and no thread uses the link."""
         if not self._lost or self._inside or self._released:

@@ -71,8 +71,8 @@ class Store:
             self._asked[call.number] = future
             self._send(call)
             if not self._reads:
-                self._reads = True
                 threading.Thread(target=self._read, name="nicps-store", daemon=True).start()
+                self._reads = True
         try:
             answer = future.result(timeout_s)
         except FutureTimeout:
@@ -90,6 +90,11 @@ class Store:
         """Whoever waits is told why; so is whoever asks from now on."""
         with self._lock:
             self._end(reason)
+
+    def disown(self, reason: str) -> None:
+        """As `nicps.collective.link.Link`."""
+        self._lock, self._over = threading.Lock(), reason
+        self._channel.close()
 
     def _check(self) -> None:
         if self._over:

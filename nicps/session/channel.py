@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import math
 import os
 import select
 import socket
@@ -23,6 +24,7 @@ from nicps.errors import NetworkProblem
 DEFAULT_SOCKET = "@nicps"  # the agent's
 MAX_MESSAGE_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
+_LONGEST_S = 1e6  # of a wait
 _MAX_FDS = 8
 _FDS_SPACE = socket.CMSG_LEN(_MAX_FDS * 4)
 
@@ -100,7 +102,7 @@ class Channel:
         """
         self.post(message, fds)
         while self._out:
-            if not select.select([], [self.socket], [], 30.0)[1]:
+            if not is_ready(select.POLLOUT, 30.0, self.socket.fileno()):
                 raise ChannelClosed("the other end of the socket takes no messages")
             self.flush()
 
@@ -146,14 +148,14 @@ class Channel:
             TimeoutError: nothing came for `timeout_s`.
         """
         while (message := self.pop()) is None:
-            if not select.select([self.socket], [], [], timeout_s)[0]:
+            if not is_ready(select.POLLIN, timeout_s, self.socket.fileno()):
                 raise TimeoutError(f"no message within {timeout_s} s")
             self.pump()
         return message
 
     def wait(self, timeout_s: float) -> bool:
         """Whether there is something to receive, waiting for it at most that long."""
-        return self._complete() or bool(select.select([self.socket], [], [], timeout_s)[0])
+        return self._complete() or is_ready(select.POLLIN, timeout_s, self.socket.fileno())
 
     def pump(self) -> None:
         """Read what is there.
@@ -229,6 +231,14 @@ class Channel:
         if length > self._largest:
             raise ChannelClosed(f"a message of {length} bytes is larger than {self._largest}")
         return int(max(0, _LENGTH.size + length - len(self._in)))
+
+
+def is_ready(event: int, timeout_s: float | None, *descriptors: int) -> bool:
+    """Whether one of these is, waiting for it at most that long. (`select` takes no descriptor from 1024 on.)"""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, event)
+    return bool(poll.poll(timeout_s and math.ceil(min(timeout_s, _LONGEST_S) * 1000)))
 
 
 def _inherited(number: str) -> socket.socket:

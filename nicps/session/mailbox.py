@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nicps.session import shared_form
+from nicps.session.channel import is_ready
 from nicps.session.messages import Error
 
 R = TypeVar("R")
@@ -166,7 +167,7 @@ class Mailbox:
         self._changed.release()
         try:
             if not self._is_there():
-                select.select([self._descriptor, self._bell], [], [], timeout_s)
+                is_ready(select.POLLIN, timeout_s, self._descriptor, self._bell)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
             if self._is_there():

@@ -78,7 +78,8 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
             return tcp.gloo(store, rank, size, timeout, lazy=False)
         dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
         group, tcp = join.take(rank, size, timeout)
-        gloo = None if tcp.refusal else tcp.gloo(store, rank, size, timeout, lazy=True)
+        with join.left_if_it_fails(group):
+            gloo = None if tcp.refusal else tcp.gloo(store, rank, size, timeout, lazy=True)
         return cls(group, tcp, gloo)
 
     def getBackendName(self) -> str:  # noqa: N802

@@ -50,5 +50,12 @@ def elsewhere(
     """
     base: torch.futures.Future[None] = torch.futures.Future()
     found = base.then(callback(outcome or done.wait))
-    done.then(lambda _: _threads.submit(base.set_result, None) and None)
+
+    def hand_over(_: object) -> None:
+        try:
+            _threads.submit(base.set_result, None)
+        except RuntimeError:  # there can be no thread, perhaps as the interpreter is at its end
+            base.set_result(None)
+
+    done.then(hand_over)
     return found

@@ -87,6 +87,23 @@ def group_of(model: DistributedDataParallel, what: str) -> Group:
     return group
 
 
+def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    """Refuse what `compress` cannot take.
+
+    Raises:
+        UsageProblem: with the parameter.
+    """
+    if parameter.requires_grad and parameter.dtype not in _TYPES:
+        raise UsageProblem(
+            f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
+        )
+    if parameter.requires_grad and parameter.device.type != "cpu":
+        raise UsageProblem(
+            f"compress takes parameters on the CPU, and {name} is on {parameter.device}: DDP by itself, or with the"
+            " hook nicps.torch.average, averages gradients of a GPU"
+        )
+
+
 @dataclass(slots=True)
 class Figures:
     """What a handle has done. Of `seconds` some are those of the computing that went on meanwhile.
@@ -157,10 +174,7 @@ class Compression(Losses):
             raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
         self._names: dict[int, str] = {}
         for name, parameter in model.module.named_parameters():
-            if parameter.requires_grad and parameter.dtype not in _TYPES:
-                raise UsageProblem(
-                    f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
-                )
+            check_parameter(name, parameter)
             self._names[id(parameter)] = name
         self._model = model  # its parameters' ids must stay theirs
         self.lane, self.figures = lane, Figures()

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pickle
+import re
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -97,7 +100,15 @@ class State:
         return buffer.getvalue()
 
     def _load(self, data: bytes) -> None:
-        whole = torch.load(io.BytesIO(data), weights_only=True)
+        try:
+            whole = torch.load(io.BytesIO(data), weights_only=True)
+        except pickle.UnpicklingError as error:
+            kind = re.search(r"GLOBAL (\S+)", str(error))
+            what = f"a {kind[1]}" if kind else "what torch.load refuses"
+            raise UsageProblem(
+                f"the state of the others has {what}: a state_dict may have numbers, texts, tensors, and lists and"
+                " dicts of these"
+            ) from None
         if whole.keys() != set(self._names):
             raise UsageProblem(
                 f"the state has {', '.join(self._names)} here, and {', '.join(whole)} at the others: start the same"
@@ -129,6 +140,12 @@ def note_renewed(group: Group, handle: Renewed) -> None:
     _renewed.setdefault(group, []).append(ref(handle))
 
 
+def forget_renewed(group: Group, handle: Renewed) -> None:
+    """It is closed. Of one that is let go without that the others may still have theirs: garbage is collected at no
+    point that all have in common."""
+    _renewed[group] = [each for each in _renewed.get(group, ()) if each() is not handle]
+
+
 def _renewed_of(group: Group) -> list[Renewed]:
     return [handle for each in _renewed.get(group, ()) if (handle := each()) is not None]
 
@@ -154,12 +171,9 @@ def _group() -> Group:
 
 
 def _broadcast(group: Group, data: bytes, source: int) -> bytes:
-    size = torch.tensor([len(data)]).numpy()
-    length = int(group.broadcast(size, source).result()[0])
-    whole = torch.zeros(length, dtype=torch.uint8)
-    if group.rank == source:
-        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return bytes(group.broadcast(whole.numpy(), source).result().tobytes())
+    length = int(group.broadcast(np.array([len(data)]), source).result()[0])
+    whole = np.frombuffer(data, np.uint8) if data else np.zeros(length, np.uint8)
+    return group.broadcast(whole, source).result().tobytes()
 
 
 def _has_state(part: Any) -> bool:

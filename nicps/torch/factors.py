@@ -15,6 +15,7 @@ number of threads. What is a member's own, P and Q before they are summed and th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ import torch
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
+_F32: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever a script has as its defaults
 _BLOCK = 1 << 16  # numbers of a visit's block: 256 KB, which stay in the cache
 #: What is left of a column after the others are taken out: below it is only rounding.
 _LEAST = 1e-6
@@ -93,13 +95,13 @@ class Matrix:
         random = np.random.default_rng([number, rank]).random((rank, columns), np.float32)
         self._first = torch.from_numpy(random - np.float32(0.5))
         self.start = self._first.clone()
-        self.error = torch.zeros(rows, columns)
-        self._left = torch.zeros(rank, rows)
-        self._right = torch.zeros(rank, columns)
+        self.error = torch.zeros(rows, columns, **_F32)
+        self._left = torch.zeros(rank, rows, **_F32)
+        self._right = torch.zeros(rank, columns, **_F32)
         self._kept: F64 = np.zeros(rank)
         self._finite = True
         self._step = max(1, _BLOCK // columns)
-        self._term = torch.empty(min(self._step, rows), columns)
+        self._term = torch.empty(min(self._step, rows), columns, **_F32)
 
     def project(self, gradient: torch.Tensor) -> F32:
         """The first visit: add the error to the gradient (rows, columns) in place. P of that, (rank, rows)."""

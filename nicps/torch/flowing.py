@@ -68,6 +68,7 @@ class Flowing:
         self._residuals = [_gathered(part, residuals) for part in parts]
         self._scale, self._scaled = scale, 1.0  # the residuals' own
         self._lock = threading.RLock()
+        self._moved = threading.Condition(self._lock)  # a part is a mean, and the next has gone out
         self._whole: dict[int, tuple[Array, Future[Any]]] = {}  # not gone out yet
         self._left = 0  # parts of this step that are not means yet
         self._in_series = False
@@ -87,6 +88,11 @@ class Flowing:
     def offer(self, part: Part, vector: torch.Tensor) -> Future[Any]:
         """A part's gradients are whole: what `nicps.torch.pending.PendingSteps` offers."""
         mean = Future[Any]()
+        if (
+            not self._left
+        ):  # a step begins: it comes behind parts of another model that wait for their turn
+            for settle in tuple(self._group.before_all):
+                settle()
         with self._lock:
             if not self._left:
                 self._begin()
@@ -95,6 +101,15 @@ class Flowing:
                 if part.index in line.indices:
                     self._pass_on(line)
         return mean
+
+    def settle(self) -> None:
+        """Wait until all parts that are whole have gone out: a call on all channels must come behind them at all ranks,
+        and at this one they may go out one after the other.
+        """
+        with self._moved:
+            self._moved.wait_for(
+                lambda: not (self._whole and any(line.busy for line in self._lines))
+            )
 
     def _begin(self) -> None:
         """A step begins."""
@@ -123,7 +138,7 @@ class Flowing:
             if index not in self._whole:
                 return
             vector, mean = self._whole.pop(index)
-            line.passed, line.busy = line.passed + 1, True
+            line.passed += 1
             try:
                 future = self._group.average(
                     vector,
@@ -134,6 +149,7 @@ class Flowing:
             except BaseException as error:  # the group is closed
                 mean.set_exception(error)
                 continue
+            line.busy = True
             future.add_done_callback(partial(self._done, line, index, mean))
 
     def _done(self, line: _Line, index: int, mean: Future[Any], future: Future[Any]) -> None:
@@ -151,8 +167,9 @@ class Flowing:
             mean.set_result(None)
         else:
             mean.set_exception(error)
-        with self._lock:
+        with self._moved:
             self._pass_on(line)
+            self._moved.notify_all()
 
 
 def _gathered(part: Part, residuals: Mapping[str, Array]) -> Array:

@@ -6,6 +6,7 @@ Where the environment names none, the store is the one that all members of the g
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Iterator
@@ -53,8 +54,7 @@ def meet(
     query = {key: values[-1] for key, values in parse_qs(urlparse(url).query).items()}
     size = int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
     said = query.get("rank", os.environ.get("RANK"))
-    group = form(max(size, 0), int(said) if said is not None else None, timeout)
-    tcp = Tcp.agree(group)
+    group, tcp = form_with_tcp(max(size, 0), int(said) if said is not None else None, timeout)
     if tcp.refusal:  # Gloo would find the store, and wait for connections that cannot be made
         os.environ.setdefault("GLOO_SOCKET_IFNAME", NO_TCP)
     _formed.append((group, tcp))
@@ -68,10 +68,29 @@ def meet(
 
 def take(rank: int, size: int, timeout: timedelta) -> tuple[Group, Tcp]:
     """The group that the rendezvous has formed, or one of that rank and size."""
-    if _formed:
-        return _formed.pop()
+    return _formed.pop() if _formed else form_with_tcp(size, rank, timeout)
+
+
+def form_with_tcp(size: int, rank: int | None, timeout: timedelta) -> tuple[Group, Tcp]:
+    """Form the group, and let its members agree on what goes over TCP.
+
+    Raises:
+        NicpsError: one of both is not possible. The others go on without this process.
+    """
     group = form(size, rank, timeout)
-    return group, Tcp.agree(group)
+    with left_if_it_fails(group):
+        tcp = Tcp.agree(group)
+    return group, tcp
+
+
+@contextlib.contextmanager
+def left_if_it_fails(group: Group) -> Iterator[None]:
+    """A script may go on behind the error: the others must not wait for it, and it may form another group."""
+    try:
+        yield
+    except BaseException as error:
+        group.__exit__(type(error))
+        raise
 
 
 def form(size: int, rank: int | None, timeout: timedelta) -> Group:

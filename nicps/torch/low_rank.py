@@ -17,10 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
-from nicps.torch.compress import Figures, Losses, Scaler
+from nicps.torch.compress import Figures, Losses, Scaler, check_parameter
 from nicps.torch.factors import Matrix, exchange, pays
-
-_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +72,7 @@ class LowRank(Losses):
         for number, (name, parameter) in enumerate(model.module.named_parameters()):
             if not parameter.requires_grad:
                 continue
-            if parameter.dtype not in _TYPES:
-                raise UsageProblem(
-                    f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
-                )
+            check_parameter(name, parameter)
             rows = parameter.shape[0] if parameter.dim() > 1 else 1
             columns = parameter.numel() // max(rows, 1)
             if parameter.dim() > 1 and pays(rows, columns, rank):

@@ -227,6 +227,7 @@ class Overlap(Losses):
         if self._closed:
             return
         self._closed = True
+        elastic.forget_renewed(self._group, self)
         for hook in self._hooks:
             hook.remove()
         if self._first is not None:
@@ -298,6 +299,7 @@ class Overlap(Losses):
 
         pending = PendingSteps(module, optimizer, parts, offer, self._stepped)
         self._run = _Run(agreed, flowing, pending, flag)
+        group.before_all.append(flowing.settle)
         self._model.no_sync = pending.no_sync  # type: ignore[method-assign]
         if self._planner is None and settings.cuts is None and not serial:
             width = LANES[settings.lane]
@@ -312,6 +314,7 @@ class Overlap(Losses):
             return
         if self._planner is not None:
             self._planner.stop()
+        self._group.before_all.remove(run.flowing.settle)
         run.flag.give_back()
         self._model.__dict__.pop("no_sync", None)
         waited, updating = run.pending.spent

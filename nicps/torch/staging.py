@@ -11,7 +11,7 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in pinned memory, made after all that the current stream has been given so far."""
     with torch.cuda.device(tensor.device):
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream().synchronize()
     return host

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -33,7 +32,6 @@ class Work(_Work):  # type: ignore[misc]
         super().__init__()
         self._done, self._outcome = done, outcome
         self._shown: torch.futures.Future[Any] | None = None
-        _recent.append(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it is done; the group's own time-out counts.
@@ -78,10 +76,6 @@ class Work(_Work):  # type: ignore[misc]
             if self._outcome is None:
                 raise
         return self._outcome()
-
-
-#: C++ asks a work for its future after Python has let go of it.
-_recent: deque[Work] = deque(maxlen=64)
 
 
 def work_of(

@@ -11,8 +11,9 @@ import pytest
 from nicps.collective import CallMismatch, Group, GroupClosed, MemberLost
 from nicps.collective.admission import Place, Table, deal_out
 from nicps.collective.rounds import Ranks
+from nicps.errors import NetworkProblem
 from nicps.job.under_way import UnderWay
-from tests.collectives import Meeting, together
+from tests.collectives import Meeting, ThreadLink, together
 
 pytestmark = pytest.mark.unit
 
@@ -177,3 +178,20 @@ def test_a_late_program_that_gives_up() -> None:
     failing.__exit__(ZeroDivisionError)
     with pytest.raises(GroupClosed):
         failing.barrier()
+
+
+def test_a_member_that_does_not_come_back_stays_out() -> None:
+    """Its calls are not answered as those of a program that has not come in yet: its sums would be its own vectors."""
+    tries = iter([NetworkProblem("not under way"), GroupClosed("put out again")])
+
+    def come_in() -> Any:
+        raise next(tries)
+
+    link: Any = ThreadLink(Meeting(1), 1)
+    group = Group(link, None, 1.0, come_in)
+    link.close("the others have gone on without it")
+    for error in (NetworkProblem, GroupClosed):
+        with pytest.raises(error):
+            group.admit().result(10)
+        assert group.out and not group.late
+    group.__exit__(ZeroDivisionError)

@@ -209,6 +209,60 @@ def test_who_leaves_is_told_once() -> None:
     assert isinstance(found[2], GroupClosed)
 
 
+def test_a_member_is_lost_while_all_say_what_they_have_called() -> None:
+    """What eight members say takes two rounds of a fragment. All seven that are left are told, and they go on."""
+
+    def program(group: Group) -> str:
+        call = group.barrier if group.rank == 0 else lambda: group.all_reduce(np.zeros(3))
+        with pytest.raises(CallMismatch) as caught:
+            call().result(10)
+        assert group.all_reduce(np.ones(3, np.int32)).result(10).tolist() == [7] * 3
+        return str(caught.value)
+
+    # The ranks are round 1, and the calls differ in round 2.
+    *found, lost = together(Meeting(8, room=1, loses={8: 4}), program)
+    assert isinstance(lost, GroupClosed)
+    assert len({*found}) == 1 and "h7 (rank 6): all_reduce(sum) of 3 float64" in found[0]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
+def test_an_error_where_a_loss_is_told_costs_no_call(
+    error: type[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script may mean to end there; the thread that would end is that of all calls."""
+
+    def tell(_: tuple[int, ...]) -> None:
+        raise error("told")
+
+    def program(group: Group) -> None:
+        group.on_loss = tell
+        for _ in range(4):
+            group.barrier().result(10)
+
+    found = together(Meeting(3, loses={3: 3}), program)
+    assert found[:2] == [None, None]
+    assert capsys.readouterr().err.count(f"{error.__name__}: told") == 2
+
+
+def test_where_a_loss_is_told_no_call_is_made() -> None:
+    """It would wait for the thread that it is in."""
+    refused: list[str] = []
+
+    def program(group: Group) -> None:
+        def tell(_: tuple[int, ...]) -> None:
+            for call in (group.barrier, group.admit, group.close):
+                with pytest.raises(UsageProblem, match=r"on_loss .* cannot make any") as caught:
+                    call()
+                refused.append(str(caught.value))
+
+        group.on_loss = tell
+        for _ in range(4):
+            group.barrier().result(10)
+
+    assert together(Meeting(2, loses={2: 3}), program)[0] is None
+    assert len(refused) == 3
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

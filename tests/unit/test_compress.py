@@ -14,8 +14,9 @@ from nicps.errors import UsageProblem
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from nicps.torch import compress  # noqa: E402
+from nicps.torch import callbacks, compress  # noqa: E402
 from nicps.torch.callbacks import elsewhere  # noqa: E402
+from nicps.torch.low_rank import LowRank  # noqa: E402
 
 Compression = compress.__globals__["Compression"]
 
@@ -142,6 +143,10 @@ def test_what_cannot_be_compressed() -> None:
         Compression(Model(nn.Linear(1, 1)), Group(), "i4", None)
     with pytest.raises(UsageProblem, match=r"and weight is torch.float64"):
         Compression(Model(nn.Linear(1, 1).double()), Group(), "i8", None)
+    far = Model(nn.Linear(9, 9, device="meta"))  # not in the host's memory, as on a GPU
+    for kind, how in ((Compression, "i8"), (LowRank, 1)):
+        with pytest.raises(UsageProblem, match=r"parameters on the CPU, and weight is on meta"):
+            kind(far, Group(), how, None)
 
 
 def test_a_callback_can_wait_for_what_the_same_thread_completes() -> None:
@@ -157,3 +162,16 @@ def test_a_callback_can_wait_for_what_the_same_thread_completes() -> None:
     failed.set_result(None)
     with pytest.raises(RuntimeError, match="division by zero"):
         shown.wait()
+
+
+def test_a_future_is_done_where_no_thread_can_be_had_for_its_callbacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(callbacks._threads, "submit", refuse)
+    done: Any = torch.futures.Future()
+    shown = elsewhere(done)
+    done.set_result(3)
+    assert shown.done() and shown.wait() == 3

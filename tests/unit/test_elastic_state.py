@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,6 +20,7 @@ from nicps.errors import UsageProblem  # noqa: E402
 from nicps.torch import ProcessGroupNicps, State, elastic  # noqa: E402
 from nicps.torch.elastic import _check  # noqa: E402
 from nicps.torch.tcp import Tcp  # noqa: E402
+from tests.collectives import Meeting, together  # noqa: E402
 from tests.heard import Heard  # noqa: E402
 
 pytestmark = pytest.mark.unit
@@ -81,6 +83,37 @@ def test_another_script_at_a_host_that_comes_late() -> None:
     old, new = State(epoch=1, step=2), State(epoch=0)
     with pytest.raises(UsageProblem, match="has epoch here, and epoch, step at the others"):
         new._load(old._pack())
+
+
+def test_a_state_travels_whatever_device_is_the_scripts_default() -> None:
+    def program(group: Group) -> bytes:
+        with torch.device("meta"):
+            return elastic._broadcast(group, b"state" if group.rank == 1 else b"", 1)
+
+    assert together(Meeting(2), program) == [b"state"] * 2
+
+
+def test_a_part_whose_state_is_not_plain() -> None:
+    """torch says so in a dozen lines."""
+
+    class Sampler:
+        order: Any = None
+
+        def state_dict(self) -> Any:
+            return {"order": self.order}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.order = state["order"]
+
+    old, new = State(sampler=Sampler()), State(sampler=Sampler())
+    old.sampler.order = np.arange(3)
+    with pytest.raises(UsageProblem) as caught:
+        new._load(old._pack())
+    assert "the state of the others has a numpy" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    old.sampler.order = [0, 1, 2]
+    new._load(old._pack())
+    assert new.sampler.order == [0, 1, 2]
 
 
 def test_a_sync_without_the_backend() -> None:

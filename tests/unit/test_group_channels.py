@@ -90,10 +90,47 @@ def test_a_program_that_has_come_late_has_the_channels_that_it_names() -> None:
 # ---- the threads
 
 
+def test_what_would_end_a_channels_thread_ends_no_call_behind_it() -> None:
+    """A callback, or the call itself."""
+    failed: list[BaseException] = []
+    workers, gate = Workers(failed.append), threading.Event()
+
+    def leave(_: object = None) -> None:
+        raise SystemExit
+
+    first = workers.put(0, lambda: gate.wait(_LIMIT_S))
+    first.add_done_callback(leave)
+    gate.set()
+    assert workers.put(0, lambda: 1).result(_LIMIT_S) == 1 and not failed
+    with pytest.raises(SystemExit):
+        workers.put(0, leave).result(_LIMIT_S)
+    assert workers.put(0, lambda: 2).result(_LIMIT_S) == 2
+    assert [type(each) for each in failed] == [SystemExit]
+    workers.end()
+    workers.join()
+
+
+def test_a_channel_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no room for another thread: the call says so, and the next one does not wait for ever."""
+    workers = Workers(lambda error: None)
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        workers.put(1, lambda: 1)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert workers.put(1, lambda: 2).result(10) == 2
+    workers.end()
+    workers.join()
+
+
 def test_a_call_on_all_channels_stands_between_those_before_and_after_it() -> None:
     """Also where the channel's thread begins after it."""
     done: list[str] = []
-    failed: list[Exception] = []
+    failed: list[BaseException] = []
     workers, gates = Workers(failed.append), [threading.Event() for _ in range(2)]
 
     def work(text: str, gate: threading.Event | None = None) -> None:

@@ -17,7 +17,9 @@ from nicps.agent.group import Groups
 from nicps.agent.peer import Peer
 from nicps.job.actions import CloseSubmission, GroupCalled, Log
 from nicps.protocol import Send
+from nicps.session.channel import Channel
 from nicps.session.messages import JoinGroup
+from nicps.session.shared_form import FROM_AGENT, Late
 from tests import parts
 from tests.ring_parts import START, enter_ring
 from tests.rooms import Rooms
@@ -61,6 +63,14 @@ class Host:
         for end in self.ends:
             end.close()
         self.rooms.close()
+
+
+def in_group(life: Any) -> None:
+    """The host is in the group "g" of two, which is under way."""
+    life.roles.part = parts.Host().part
+    life.roles.part.prepared = {"settings": {"group": {"name": "g", "size": 2}}}
+    life.roles.part.digest = "abc"
+    enter_ring(life.node, 1, None)
 
 
 @pytest.fixture
@@ -138,3 +148,35 @@ def test_no_program_comes_into_a_group_that_its_host_is_leaving(host: Host, leav
     assert life.node.leaving is leaves
     host.groups.tick()
     assert host.peer.was_refused is not leaves, "a job has begun on this host"
+
+
+def test_a_program_that_is_started_where_one_that_came_late_was_killed_comes_late_itself(
+    tmp_path: Path,
+) -> None:
+    """It does not know that there is a group, and would call what members of one that forms call."""
+    host = Host(tmp_path, late=False)
+    life, program = host.rooms.driver.life, host.rooms.program
+    in_group(life)
+    program.expects = True
+    life.node.membership.learners = frozenset({life.node.number})
+    host.groups.tick()
+    said, _ = Channel(host.ends[1]).recv(1.0)
+    assert FROM_AGENT.decode(said) == Late(len(life.node.view.members))
+    assert program.expects and not host.groups.waiting
+    host.close()
+
+
+def test_a_second_program_on_a_host_is_refused(tmp_path: Path) -> None:
+    """After a while, in which the first one may be ending."""
+    host = Host(tmp_path, late=False)
+    driver, program = host.rooms.driver, host.rooms.program
+    in_group(driver.life)
+    program._channel = Channel(host.ends[1])
+    for later, refused in ((ENDING_S - 0.1, False), (ENDING_S, True)):
+        driver.now = START + later
+        host.groups.tick()
+        assert host.peer.was_refused is refused
+    said, _ = Channel(host.ends[1]).recv(1.0)
+    assert "another program on this host is in group 'g' already" in said["message"]
+    program._channel = None
+    host.close()

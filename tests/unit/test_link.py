@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -33,7 +38,7 @@ _LIMIT_S = 10.0
 class Agent:
     """The other end: it welcomes a program into a group of one host, opens a phase, and commits no round.
 
-    Attributes: `asked`: an offer has come.
+    Attributes: `asked`: an offer has come. `ended`: what has ended the connection.
     """
 
     def __init__(self) -> None:
@@ -46,6 +51,7 @@ class Agent:
         for fd in self._records:
             os.ftruncate(fd, 1 << 20)
         self.asked = threading.Event()
+        self.ended: Exception | None = None
         self._thread = threading.Thread(target=self._answer, daemon=True)
         self._thread.start()
 
@@ -54,7 +60,8 @@ class Agent:
         while True:
             try:
                 said, _ = self._channel.recv(_LIMIT_S)
-            except (ChannelClosed, TimeoutError):
+            except (ChannelClosed, TimeoutError) as error:
+                self.ended = error
                 return
             if said["op"] == "group":
                 post(encode(WELCOME))
@@ -114,6 +121,19 @@ def test_nothing_stays_open(agent: Agent) -> None:
     assert not descriptors() - before
 
 
+def test_a_program_may_have_many_files_open(agent: Agent) -> None:
+    """PyTorch's DataLoader has a descriptor for each tensor that is on its way. `select` takes none from 1024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        high = fcntl.fcntl(agent.theirs, fcntl.F_DUPFD_CLOEXEC, 1500)
+        link = Link(Channel(socket.socket(fileno=high)), WELCOME)
+        link._enter(_LIMIT_S)
+        link.close("the test is over")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_nothing_stays_open_of_a_group_that_did_not_form(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,3 +189,39 @@ def test_an_error_wakes_the_thread_that_waits_in_a_call(
     (thread,) = group._workers.threads
     assert {*closed_by} == {thread} and not thread.is_alive()
     assert not descriptors() - before
+
+
+_FORKS = """
+import os, signal, sys
+from nicps.collective import Group, GroupClosed, StoreRefused
+from nicps.collective.link import Link
+from nicps.collective.rounds import Ranks
+
+Group._agree_on_ranks = lambda *_: Ranks((1,), ("h1",))  # to ask for them would be a round
+group = Group(Link.form("default", 1, sys.argv[1], 10.0), None, 10.0)
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+for call in (group.barrier, lambda: group.store.ask("set", ["a"], [b"1"], timeout_s=10.0)):
+    try:
+        call()
+    except GroupClosed as error:
+        print(error, flush=True)
+group.close()
+group.__exit__(ZeroDivisionError)
+print("closed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_worker_that_a_program_has_forked_does_not_keep_its_connection(agent: Agent) -> None:
+    """The program is killed, and the worker lives. For the agent the program has gone."""
+    argv = [sys.executable, "-c", _FORKS, f"fd:{agent.theirs.fileno()}"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, pass_fds=[agent.theirs.fileno()], **pipes) as program:
+        agent.theirs.close()
+        assert program.wait(60) == -signal.SIGKILL
+        agent._thread.join(2 * _LIMIT_S)
+        assert isinstance(agent.ended, ChannelClosed)
+        said = "".join(program.stdout.readline() for _ in range(3))
+    of_parent = "the group is that of the process that this one was forked from: make calls there\n"
+    assert said == f"{of_parent}the store is over here: {of_parent}closed\n"

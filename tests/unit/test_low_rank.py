@@ -47,6 +47,18 @@ def step(matrices: list[Matrix], values: list[Any]) -> None:
 # ---- the arithmetic
 
 
+def test_a_scripts_own_defaults_are_not_those_of_factors() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            matrices = [Matrix(ROWS, COLUMNS, 1, 0) for _ in range(SIZE)]
+    finally:
+        torch.set_default_dtype(before)
+    step(matrices, gradients(0))
+    assert {(m.error.dtype, m.error.device.type) for m in matrices} == {(torch.float32, "cpu")}
+
+
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_it_is_powersgd(rank: int) -> None:
     """Ten steps against algorithm 2 of the paper in float64, with the same first Q."""

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nicps.errors import JobFailed, UsageProblem  # noqa: E402
-from nicps.torch import overlap  # noqa: E402
+from nicps.torch import elastic, overlap  # noqa: E402
 from tests.overlapped import (  # noqa: E402
     Slow,
     adam,
@@ -67,6 +69,19 @@ def test_weights_are_those_of_plain_ddp(
     assert bits(model) == bits(plain)
 
 
+def test_a_handle_that_is_closed_has_no_part_in_what_hosts_that_come_in_make_necessary(
+    group: Slow,
+) -> None:
+    """The garbage of one rank may be collected before that of another one, and all must make the same calls."""
+    model, optimizer = made(sgd)
+    former = Overlap(model, optimizer, group, Settings())
+    train(model, optimizer, 2)
+    former.close()
+    handle = Overlap(model, optimizer, group, Settings())
+    assert elastic._renewed_of(group) == [handle]
+    handle.close()
+
+
 def test_gradients_that_add_up_over_several_passes(group: Slow) -> None:
     """`no_sync` is that of the model, as with DDP."""
     model, optimizer = made(sgd)
@@ -110,6 +125,68 @@ def test_a_queue_takes_them_from_the_rear_to_the_front(group: Slow) -> None:
     train(model, optimizer, 1)
     handle.wait()
     assert [channel for channel, _ in group.order] == [1, 2, 3]
+
+
+def test_a_call_on_all_channels_comes_behind_parts_that_wait_for_their_turn(
+    group: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `State.sync` and the end of the group are: in front of them at one rank, and behind at another, all would wait
+    for one another."""
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(channels=3, scope="queue"))
+    train(model, optimizer, 1)
+    average, put = group.average, list[str]()
+
+    def note(*args: Any, **options: Any) -> Any:
+        put.append("part")
+        return average(*args, **options)
+
+    def note_all(_: object) -> Future[None]:
+        put.append("all")
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(group, "average", note)
+    with monkeypatch.context() as patched:
+        patched.setattr(group._workers, "put_together", note_all)
+        group.held[1].clear()  # the first part's
+        train(model, optimizer, 1)
+        release = threading.Timer(0.2, group.held[1].set)
+        release.start()
+        group.admit().result(20)
+        release.join()
+    assert put == ["part"] * len(handle.plan) + ["all"]
+    handle.close()
+    assert not group.before_all
+
+
+def test_a_second_model_comes_behind_parts_of_the_first_that_wait_for_their_turn(
+    group: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At ranks that let all parts out at once they stand in front of it, on every channel."""
+    models = [made(sgd) for _ in range(2)]
+    settings = Settings(channels=3, scope="queue")
+    handles = [Overlap(*each, group, settings) for each in models]
+    for each in models:
+        train(*each, 1)
+    second = {id(each) for each in handles[1]._run.flowing._residuals}
+    average, order = group.average, list[bool]()
+
+    def note(vector: Any, residual: Any, **options: Any) -> Any:
+        order.append(id(residual) in second)
+        return average(vector, residual, **options)
+
+    monkeypatch.setattr(group, "average", note)
+    group.held[1].clear()  # the first part's
+    train(*models[0], 1)
+    release = threading.Timer(0.2, group.held[1].set)
+    release.start()
+    train(*models[1], 1)
+    for handle in handles:
+        handle.wait()
+    release.join()
+    assert order == [False] * 3 + [True] * 3
 
 
 def test_the_forward_pass_begins_before_all_is_there(group: Slow) -> None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
+import subprocess
 import sys
 import threading
+import weakref
 from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import Any
@@ -17,7 +20,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import nicps.torch  # noqa: E402
-from nicps.collective import CallMismatch, Group  # noqa: E402
+from nicps.collective import CallMismatch, Group, MemberLost  # noqa: E402
 from nicps.torch import ProcessGroupNicps, join  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
@@ -118,6 +121,67 @@ def test_a_call_that_fails_says_so_in_one_line() -> None:
         assert str(error).startswith("the members have called different things: ")
         for text in texts:
             assert f": CallMismatch: {error}" in text and "\n" not in text
+
+
+def test_nothing_of_a_call_stays_once_a_script_has_let_go_of_it() -> None:
+    """Tensors may be large."""
+
+    def program(group: Group) -> list[Any]:
+        pg = ProcessGroupNicps(group, Tcp("threads"))
+        tensor = torch.ones(2000)
+        work = pg.allreduce([tensor])
+        work.get_future().wait()
+        pg.allreduce([torch.ones(1)]).wait()  # the group's thread has had another one
+        return [weakref.ref(tensor), weakref.ref(work)]
+
+    for refs in together(Meeting(2), program):
+        gc.collect()
+        assert [ref() for ref in refs] == [None, None]
+
+
+def test_a_group_is_left_if_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that catches the error goes on: the others must not wait for it, and it may try again."""
+    left: list[Any] = []
+
+    class Formed:
+        def __exit__(self, kind: object, *_: object) -> None:
+            left.append(kind)
+
+    def fail(_: Group) -> Tcp:
+        raise MemberLost("all_gather needs what h2 would have given")
+
+    monkeypatch.setattr(join, "form", lambda *_: Formed())
+    monkeypatch.setattr(Tcp, "agree", fail)
+    with pytest.raises(MemberLost):
+        next(join.meet("nicps://"))
+    with pytest.raises(MemberLost):
+        join.take(0, 2, timedelta(minutes=1))
+    assert left == [MemberLost, MemberLost] and not join._formed
+
+
+_ENDS = """
+import threading, time
+from nicps.collective import Group
+from nicps.torch.works import work_of
+from tests.collectives import Meeting, ThreadLink
+
+def write(_):
+    begun.set()
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        time.sleep(0.001)
+
+begun = threading.Event()
+group = Group(ThreadLink(Meeting(1), 1), None, 30.0)
+work = work_of(None, group.barrier(), write, [])
+assert begun.wait(30)
+"""
+
+
+def test_a_script_can_end_while_a_result_is_written() -> None:
+    """An interpreter at its end stops threads where they are: in PyTorch that aborts the process."""
+    done = subprocess.run([sys.executable, "-c", _ENDS], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_profiler_sees_a_call() -> None:
