@@ -25,6 +25,7 @@ from nicps.wire import MOST_SIZED
 
 _ROOM = 8000  # fragments of a round at most: 11.5 MB
 _ENDING_S = 3.0  # after the end of a job here, in which others may not have heard of it
+_AGAIN_S = 0.3  # until a host that was told so meanwhile asks again
 _UNHEARD_S = 30.0  # without a call of the group that a program wants to come into
 assert _ROOM <= MOST_SIZED
 
@@ -33,7 +34,7 @@ assert _ROOM <= MOST_SIZED
 class _Waiting:
     """A program that waits, and the begin and end of its wait.
 
-    `heard`: when the group that it wants to come into late was last heard of.
+    `heard`: when the group that it wants to come into late was last heard of. `begins_at`: no group is begun before.
     """
 
     peer: Peer
@@ -41,6 +42,7 @@ class _Waiting:
     since: float
     until: float
     heard: float
+    begins_at: float = -math.inf
 
 
 class Groups:
@@ -108,7 +110,7 @@ class Groups:
                 self._enter(waiting, part.settings)
             elif waiting.wanted.late:
                 self._watch_calls(waiting)
-            elif not life.busy_with:
+            elif not life.busy_with and driver.now >= waiting.begins_at:
                 group = Group(_key(waiting.wanted), waiting.wanted.size)
                 number = life.form_group(group)
                 self._preparation.begin_group(number, _prepared(waiting.wanted))
@@ -127,9 +129,12 @@ class Groups:
         """A job or group is under way on the network. If it is the program's own group, the program may come in
         later.
 
-        Other hosts may still be ending the job that this one has just ended: then the program asks again.
+        Other hosts may still be ending the job that this one has just ended: then the program asks again. Meanwhile it
+        begins no group, which would be one of this host alone if the others go on.
         """
-        if self._driver.now < self._in_job + _ENDING_S:
+        if (now := self._driver.now) < self._in_job + _ENDING_S:
+            self._driver.carry_out(self._driver.life.withdraw_group(now)[0])
+            waiting.begins_at = now + _AGAIN_S
             return
         group, wanted = UnderWay.read(other), waiting.wanted
         if group is not None and group.is_for(wanted.name, wanted.size):

@@ -133,6 +133,26 @@ def test_a_group_that_has_just_ended_here_may_be_ending_elsewhere(
         said, _, _ = select.select([host.ends[1]], [], [], 0)
         assert bool(said) is answered, later
         assert not roles.publisher.other_job
+        assert roles.submission is None, "the others go on: this host would form a group of its own"
+    host.close()
+
+
+def test_a_host_that_waits_for_the_end_of_a_group_elsewhere_begins_another_one_then(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path, late=False)
+    roles = host.rooms.driver.life.roles
+    host.groups.forget(host.peer)
+    roles.part = parts.Host().part
+    host.groups.tick()
+    roles.part = None
+    host.groups.join(host.peer, JoinGroup("g", 2))
+    assert roles.submission is not None
+    roles.publisher.note_other_job("group g (size 2, members 2)")
+    for later, begins in ((0.5, False), (0.7, False), (0.9, True)):
+        host.rooms.driver.now = START + later
+        host.groups.tick()
+        assert (roles.submission is not None) is begins, later
     host.close()
 
 
