@@ -34,6 +34,7 @@ from nicps.collective import Group
 from nicps.errors import JobFailed
 from nicps.lab import Host, Lab, LabSettings
 from nicps.lab.agents import environment, joined, open_folder
+from nicps.lab.links import HOST_INTERFACE
 from nicps.programs import require_programs
 from nicps.rates import format_rate, parse_rate
 
@@ -196,10 +197,9 @@ def measure(args: argparse.Namespace, ports: str) -> Row:
 
         first, second = lab.hosts[:2]
         if args.beside == "stream":
-            for host in (
-                lab.hosts
-            ):  # on a real line no frame is longer, and the urgent wait for one at most
-                start(host, "ip", "link", "set", "eth1", "gso_max_segs", "1").wait(_LIMIT_S)
+            # On a real line no frame is longer than the MTU, and an urgent one waits for one at most.
+            for host in lab.hosts:
+                start(host, "ip", "link", "set", HOST_INTERFACE, "gso_max_segs", "1").wait(_LIMIT_S)
             start(second, "iperf3", "-s")
         command += ["--server", second.ip]
         ranks = [start(first, *command, "--first")]

@@ -72,7 +72,7 @@ class Session:
         self._send = self._talk.send
         #: About the last round that this member has committed.
         self._decision: shared_form.Decide | None = None
-        #: Of that and of who leads, until the agent is told: a view may come in a channel's thread.
+        #: Guards the decision and `lead` until the agent has been told: a view may arrive in a channel's thread.
         self._deciding = threading.Lock()
         self._format = LaneFormat(0, 32)  # of the job's vector
         self._residual: ResidualFile | None = None

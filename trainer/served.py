@@ -211,9 +211,7 @@ class Served:
             raise self._not_finite(round_, error) from None
         stepped = self._servers.wait(round_)
         if stepped is None:
-            if (
-                take_back is not None
-            ):  # some workers have made this step before the test, others have not
+            if take_back is not None:  # only some workers have made this step before the test
                 take_back()
             return False
         self._worked += 1

@@ -25,7 +25,7 @@ from nicps.wire import MOST_SIZED
 
 _ROOM = 8000  # fragments of a round at most: 11.5 MB
 _ENDING_S = 3.0  # after the end of a job here, in which others may not have heard of it
-_AGAIN_S = 0.3  # until a host that was told so meanwhile asks again
+_AGAIN_S = 0.3  # between two calls of a host that was told within that time of a job elsewhere
 _UNHEARD_S = 30.0  # without a call of the group that a program wants to come into
 assert _ROOM <= MOST_SIZED
 

@@ -16,7 +16,7 @@ from nicps.protocol.signals import Late
 
 #: Shorter waits are not looked at: small rounds have thousands of them a second.
 _LEAST_S = 0.001
-#: So often at most the host looks whom it is about to wait for: other waits count as the next one that was looked at.
+#: Least time between two looks at whom the host waits for. Waits in between count as the next one that was looked at.
 _EVERY_S = 0.01
 #: While rounds are under way the loop wakes up more often than this: a longer wait was a pause of this host.
 _MOST_S = 0.1
@@ -129,8 +129,8 @@ class Waits:
         self._recent, self.of_job, self._unseen_s = Waited(), Waited(), 0.0
 
     def look(self, now: float) -> None:
-        """The loop has handled all that has come, and is about to wait. Whom for, is found out now: after the wait the
-        host has to answer.
+        """The loop has handled all that has come, and is about to wait: find out whom for. After the wait that would
+        delay the host's answers.
         """
         self._late = None
         if now >= self._look_at and self._trains:

@@ -90,7 +90,7 @@ class Flowing:
         mean = Future[Any]()
         if (
             not self._left
-        ):  # a step begins: it comes behind parts of another model that wait for their turn
+        ):  # a step begins: parts of another model that wait for their turn go first
             for settle in tuple(self._group.before_all):
                 settle()
         with self._lock:

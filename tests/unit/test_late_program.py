@@ -65,6 +65,18 @@ class Host:
         self.rooms.close()
 
 
+def restarted(folder: Path) -> Host:
+    """A host whose job has just ended, and whose program is started again."""
+    host = Host(folder, late=False)
+    roles = host.rooms.driver.life.roles
+    host.groups.forget(host.peer)
+    roles.part = parts.Host().part
+    host.groups.tick()
+    roles.part = None
+    host.groups.join(host.peer, JoinGroup("g", 2))
+    return host
+
+
 def in_group(life: Any) -> None:
     """The host is in the group "g" of two, which is under way."""
     life.roles.part = parts.Host().part
@@ -119,13 +131,8 @@ def test_a_group_that_has_just_ended_here_may_be_ending_elsewhere(
     tmp_path: Path, under_way: str
 ) -> None:
     """A program that is started right after it asks again, until that host must have heard of the end, too."""
-    host = Host(tmp_path, late=False)
+    host = restarted(tmp_path)
     roles = host.rooms.driver.life.roles
-    host.groups.forget(host.peer)
-    roles.part = parts.Host().part
-    host.groups.tick()
-    roles.part = None
-    host.groups.join(host.peer, JoinGroup("g", 2))
     for later, answered in ((0.5, False), (ENDING_S - 0.1, False), (ENDING_S, True)):
         host.rooms.driver.now = START + later
         roles.publisher.note_other_job(under_way)
@@ -140,13 +147,8 @@ def test_a_group_that_has_just_ended_here_may_be_ending_elsewhere(
 def test_a_host_that_waits_for_the_end_of_a_group_elsewhere_begins_another_one_then(
     tmp_path: Path,
 ) -> None:
-    host = Host(tmp_path, late=False)
+    host = restarted(tmp_path)
     roles = host.rooms.driver.life.roles
-    host.groups.forget(host.peer)
-    roles.part = parts.Host().part
-    host.groups.tick()
-    roles.part = None
-    host.groups.join(host.peer, JoinGroup("g", 2))
     assert roles.submission is not None
     roles.publisher.note_other_job("group g (size 2, members 2)")
     for later, begins in ((0.5, False), (0.7, False), (0.9, True)):

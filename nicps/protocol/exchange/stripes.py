@@ -29,7 +29,7 @@ from nicps.protocol.view import numbers
 _CLOCK, _LOOKS = 256, 32
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
-#: The same where one that lacks is looked for.
+#: Sums that `_come_to` reads in one go.
 _PEEK = 64
 #: Questions without any answer, after which what the aggregator has answered before does not count.
 _UNANSWERED = 4
@@ -399,9 +399,9 @@ class StripesExchanger(Exchanger):
         stripe.note_come(now, here, beyond, self._round_trip)
 
     def _come_to(self, stripe: Window) -> int:
-        """The first of its sums that lacks here, also in the own stripe, which `_note_sums` rarely looks at.
+        """The first sum of the stripe that has not come; `stripe.end` if all have.
 
-        Each record is looked at once in a round, and of those that lack a few.
+        `stripe.here` is too old for that in the own stripe. A sum that has come is not read again in the round.
         """
         at, whole = max(stripe.here, stripe.looked), True
         while whole and at < stripe.end:
