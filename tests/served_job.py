@@ -11,25 +11,22 @@ from typing import Any
 
 from tests.served_session import ServedNetwork
 from tests.served_training import Reference, vector_of
-from tests.trainer_lab import Outcome, run_job
+from tests.trainer_lab import LINEAR, Outcome, run_job
 from trainer import weights
 from trainer.job import load
 from trainer.records import Records
 
-JOB = """\
+JOB = (
+    """\
 import torch
 import numpy as np
 from torch import nn
 from trainer import Settings
 
 settings = Settings(batch=40, rounds=6, test_every=6, quorum=1.0, micro_batches=1, checkpoint_s=0.0)
-
-def data(path):
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((203, 3)).astype(np.float32)
-    y = x @ np.float32([[1], [2], [-1]])
-    return {"x": x[:161], "y": y[:161]}, {"x": x[161:], "y": y[161:]}
-
+"""
+    + LINEAR
+    + """
 def model():
     return nn.Sequential(nn.Linear(3, 300), nn.Tanh(), nn.Linear(300, 1))
 
@@ -42,6 +39,7 @@ def success(model, batch):
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.01)
 """
+)
 MOMENTUM = ("SGD(parameters, lr=0.01)", "SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-3)")
 ADAM = ("SGD(parameters, lr=0.01)", "Adam(parameters, lr=0.01)")
 NORM = ("nn.Tanh()", "nn.BatchNorm1d(300), nn.Tanh()")

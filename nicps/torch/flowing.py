@@ -88,9 +88,8 @@ class Flowing:
     def offer(self, part: Part, vector: torch.Tensor) -> Future[Any]:
         """A part's gradients are whole: what `nicps.torch.pending.PendingSteps` offers."""
         mean = Future[Any]()
-        if (
-            not self._left
-        ):  # a step begins: parts of another model that wait for their turn go first
+        if not self._left:
+            # A step begins: parts of another model that wait for their turn go first.
             for settle in tuple(self._group.before_all):
                 settle()
         with self._lock:

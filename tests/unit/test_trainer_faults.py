@@ -15,26 +15,23 @@ import numpy as np
 import pytest
 
 from tests.fake_session import FakeNetwork
-from tests.trainer_lab import Outcome, run_job
+from tests.trainer_lab import LINEAR, Outcome, run_job
 from trainer import JobError
 from trainer.prepare import prepare
 from trainer.records import Part, Place, Records, fields_of, write
 from trainer.state import Saved
 
-JOB = """\
+JOB = (
+    """\
 import torch
 import numpy as np
 from torch import nn
 from trainer import Settings
 
 settings = Settings(batch=40, rounds=22, test_every=100, quorum=1.0, checkpoint_s=0)
-
-def data(path):
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((203, 3)).astype(np.float32)
-    y = x @ np.float32([[1], [2], [-1]])
-    return {"x": x[:161], "y": y[:161]}, {"x": x[161:], "y": y[161:]}
-
+"""
+    + LINEAR
+    + """
 def model():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
@@ -44,6 +41,7 @@ def loss(model, batch):
 def success(model, batch):
     return (model(batch["x"]) - batch["y"]).abs().squeeze(1) < 0.5
 """
+)
 KINDS = {
     "momentum": "    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)\n",
     "Adam": "    return torch.optim.Adam(parameters, lr=0.05)\n\n"

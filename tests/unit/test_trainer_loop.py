@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from tests.fake_session import FakeNetwork
-from tests.trainer_lab import Outcome, run_job
+from tests.trainer_lab import LINEAR, Outcome, run_job
 from trainer import JobError, weights
 from trainer.metrics import Metrics
 from trainer.pace import Pace
 
 DIGITS = Path(__file__).resolve().parents[2] / "trainer" / "jobs" / "digits"
 
-JOB = """\
+JOB = (
+    """\
 import torch
 import numpy as np
 from torch import nn
@@ -27,13 +28,9 @@ from trainer import Settings
 
 settings = Settings(batch=40, epochs=2, quorum=1.0)
 calls = 0
-
-def data(path):
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((203, 3)).astype(np.float32)
-    y = x @ np.float32([[1], [2], [-1]])
-    return {"x": x[:161], "y": y[:161]}, {"x": x[161:], "y": y[161:]}
-
+"""
+    + LINEAR
+    + """
 def model():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 1))
 
@@ -48,6 +45,7 @@ def success(model, batch):
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 """
+)
 
 
 def make(folder: Path, text: str = JOB) -> Path:
