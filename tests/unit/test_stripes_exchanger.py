@@ -247,6 +247,14 @@ def test_and_larger_again_if_they_lose_as_much_or_take_longer() -> None:
         assert lossy_round(part, kernel, lost) == (WINDOW, WINDOW)
 
 
+def test_the_windows_are_smaller_on_a_slow_line() -> None:
+    """A stripe of a thousand fragments in two seconds: a window takes 84 ms, and half of one 42 ms."""
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    windows = [lossy_round(part, kernel, set(), took_s=2.0) for _ in range(20)]
+    assert windows == [(WINDOW, WINDOW)] + [(WINDOW // 2, WINDOW // 2)] * 19
+
+
 def test_all_members_have_the_least_window_that_one_has_proposed() -> None:
     """And while none is known, the one before. A round with another's window shows nothing of the own one."""
     kernel = Kernel()
