@@ -282,7 +282,7 @@ def test_the_agent_is_woken_as_often_as_the_rounds_window_needs() -> None:
     assert part.clock == max(WINDOW // 2, FRAGMENTS // 32)
     part.agree_on(2)
     part.on_token(0.0, closed(1, 2, 4))
-    assert part.clock == FRAGMENTS // 32
+    assert part.clock == 256 * 2 // WINDOW
     phase = replace(PHASE, fragments=12, last_fragments=12)
     small = exchanger_of(phase, VIEW, 2, Kernel(), TIMINGS, 0.0)
     small.open(ROUND)
@@ -290,6 +290,18 @@ def test_the_agent_is_woken_as_often_as_the_rounds_window_needs() -> None:
     small.agree_on(2)
     small.on_token(0.0, closed(1, 2, 4))
     assert small.clock == 1
+
+
+@pytest.mark.parametrize(("window", "clock"), [(WINDOW, 256), (21, 128), (3, 18), (2, 12), (1, 6)])
+def test_in_a_large_round_the_agent_is_woken_after_as_many_windows(window: int, clock: int) -> None:
+    """Two lost ones stop a stripe whose window is of two."""
+    phase = replace(PHASE, fragments=64_000, last_fragments=64_000)
+    part = exchanger_of(phase, VIEW, 2, Kernel(), TIMINGS, 0.0)
+    part.open(ROUND)
+    assert part.clock == 256
+    part.agree_on(window)
+    part.on_token(0.0, closed(1, 2, 4))
+    assert part.clock == clock
 
 
 def test_with_a_smaller_window_fewer_later_sums_show_a_loss() -> None:

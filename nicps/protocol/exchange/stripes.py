@@ -23,8 +23,8 @@ from nicps.protocol.progress import BEHIND, Progress
 from nicps.protocol.signals import Lacks, Late
 from nicps.protocol.token import TokenState
 
-#: The agent looks after so many sums at a time: what was lost, and where the kernel could not go on sending. At least
-#: as often in a round as the second says.
+#: The agent looks after so many sums at a time, with the largest window: what was lost, and where the kernel could not
+#: go on sending. At least as often in a round as the second says.
 _CLOCK, _LOOKS = 256, 32
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
@@ -78,8 +78,10 @@ class StripesExchanger(Exchanger):
             self._way.note_losses(others)
 
     def _set_clock(self, round_: int) -> None:
+        """In a smaller window fewer losses stop a stripe, and as many windows have come after fewer sums."""
         looks = self._fragments_in(round_) // _LOOKS
-        self.clock = min(_CLOCK, max(1, self._way.size // 2, looks))
+        most = max(1, _CLOCK * self._way.size // self._window)
+        self.clock = min(most, max(1, self._way.size // 2, looks))
 
     def agree_on(self, window: int) -> None:
         """If none is known, the one of the round before is this round's."""
