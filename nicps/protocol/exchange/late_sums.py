@@ -14,7 +14,8 @@ from nicps.protocol.view import numbers
 
 #: Sums that are read in one go.
 _PEEK = 64
-#: Questions without any answer, after which what the aggregator has answered before does not count.
+#: Questions without any answer, after which what the aggregator has answered before does not count: within a second, as
+#: a member asks every 0.2 s at least (`windows.RoundTrip`).
 _UNANSWERED = 4
 
 
@@ -83,6 +84,10 @@ class LateSums:
         self._come[stripe.owner] = at
         return at
 
+    def _answers(self, stripe: Window) -> Mapping[int, int]:
+        """What the stripe's aggregator has answered, as long as it answers: fragment -> who had not contributed."""
+        return self._absent if stripe.unanswered <= _UNANSWERED else {}
+
     def _late_in(
         self, stripe: Window, index: int, members: int, *, only: bool
     ) -> Mapping[int, Late]:
@@ -96,7 +101,7 @@ class LateSums:
             if len(absent) > 1 and absent == set(numbers(members & ~mine)):
                 return {self._number: Late.SUMS} if only else {}
             return dict.fromkeys(absent, Late.GRADIENT)
-        told = self._absent.get(index, 0)
+        told = self._answers(stripe).get(index, 0)
         if not told or (told & mine and index < stripe.sent):
             return {stripe.owner: Late.SUMS}
         return dict.fromkeys(numbers(told), Late.GRADIENT)
@@ -117,14 +122,13 @@ class LateSums:
         whose = self._round, self._view, stripe.here, stripe.end
         missing = self._receiver.missing_sums(*whose, windows.RANGES)
         indices = [index for first, count in missing for index in range(first, first + count)]
-        if stripe.unanswered > _UNANSWERED:
-            return {stripe.owner: len(indices)}
-        lacks, mine, refused = Counter[int](), 1 << (self._number - 1), 0
+        answers, mine = self._answers(stripe), 1 << (self._number - 1)
+        lacks, refused = Counter[int](), 0
         for index in indices:
-            absent = self._absent.get(index, 0)
+            absent = answers.get(index, 0)
             lacks.update(numbers(absent & ~mine))
             refused += bool(absent & mine) and index < stripe.sent
         if self._central and refused:
             return {stripe.owner: refused}
-        answered = any(index in self._absent for index in indices)
+        answered = any(index in answers for index in indices)
         return lacks if answered else {stripe.owner: len(indices)}
