@@ -397,6 +397,26 @@ def test_who_lacks_nothing_is_not_accused() -> None:
     assert part.take_report(now, token) == {4: 1}
 
 
+def test_nobody_is_named_for_what_is_behind_a_window() -> None:
+    """With a window of two, members that wait for sums themselves have not sent the third one."""
+    kernel, counts = Kernel(), set[int]()
+
+    def absent(round_: int, view: int, first: int, count: int, members: int) -> dict[int, int]:
+        counts.add(count)
+        return {1: count}
+
+    kernel.absent = absent  # type: ignore[method-assign]
+    part, token = member(kernel=kernel), closed(1, 2, 4)
+    part.agree_on(2)
+    part.on_token(0.0, token)
+    now = part.deadline()
+    assert only(part.advance(now)).ranges == ((2000, 2), (0, 2))
+    while not (lacks := part.take_report(now, token)):
+        now = part.deadline()
+        part.advance(now)
+    assert lacks[1] == 1000 + 2 and counts == {2}
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 4, 6, 12, 16, 64])
 def test_a_window_of_one_stripe_alone_shows_a_loss(hosts: int) -> None:
     """However small it is: whoever looks asks at once."""

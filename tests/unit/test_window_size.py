@@ -118,7 +118,7 @@ def test_what_is_asked_for_twice_is_lost_once_and_what_is_only_late_is_not_lost(
     stripe.sent, stripe.due = 60, 1.0
 
     def ask(now: float, *lost: tuple[int, int]) -> list[tuple[int, int]]:
-        return stripe.find_lost(now, round_trip, 10, lambda *_: [*lost])
+        return stripe.find_lost(now, round_trip, 10, lambda *_: [*lost], 4)
 
     assert ask(1.0) == [(0, 4)] and not stripe.lost, "nothing has come"
     stripe.note_come(1.1, 5, 30, round_trip)

@@ -59,14 +59,19 @@ class LateSums:
                 late |= self._late_in(stripe, index, members, only=only)
         return late
 
-    def count(self, stripes: Sequence[Window], members: int) -> Lacks:
-        """By who has not contributed, or by who does not answer, the sums that are asked for and do not come."""
+    def count(self, stripes: Sequence[Window], members: int, probes: int) -> Lacks:
+        """By who has not contributed, or by who does not answer, the sums that are asked for and do not come.
+
+        Args:
+            members: the list, a bit a member.
+            probes: so many are asked for where none of a stripe comes.
+        """
         lacks = Counter[int]()
         for stripe in stripes:
             if stripe.here == stripe.end:
                 continue
             if stripe.owner == self._number:
-                lacks.update(self._count_here(stripe, members))
+                lacks.update(self._count_here(stripe, members, probes))
             else:
                 lacks.update(self._count_there(stripe))
         return dict(+lacks)  # who lacks nothing is in no report
@@ -106,12 +111,12 @@ class LateSums:
             return {stripe.owner: Late.SUMS}
         return dict.fromkeys(numbers(told), Late.GRADIENT)
 
-    def _count_here(self, stripe: Window, members: int) -> Mapping[int, int]:
+    def _count_here(self, stripe: Window, members: int, probes: int) -> Mapping[int, int]:
         """In the own stripe: how many contributions are lacking, by whose they are.
 
         Up to its first sums that are lacking: what is behind a window nobody has sent yet.
         """
-        count = min(stripe.here + windows.PROBES, stripe.end) - stripe.first
+        count = min(stripe.here + probes, stripe.end) - stripe.first
         return self._receiver.absent(self._round, self._view, stripe.first, count, members)
 
     def _count_there(self, stripe: Window) -> Mapping[int, int]:

@@ -139,12 +139,14 @@ class Window:
         round_trip: RoundTrip,
         overtake: int,
         missing: Callable[[int, int, int], Ranges],
+        probes: int,
     ) -> Ranges:
         """What to ask for: where later ones have come, or where none comes.
 
         Args:
             overtake: so many that come after one do not show yet that it is lost.
             missing: at most so many ranges between two fragments that have not come.
+            probes: so many are asked for where none comes.
         """
         if self.here == self.end:
             return []
@@ -158,7 +160,7 @@ class Window:
             self.asked = self.beyond
             if holes:
                 return holes
-            return [(self.here, min(PROBES, self.end - self.here))]
+            return [(self.here, min(probes, self.end - self.here))]
         lost = self.beyond - overtake
         if lost <= max(self.asked, self.here):
             return []
