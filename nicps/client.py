@@ -14,28 +14,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from nicps.errors import JobAborted, JobFailed, LeftOut, NetworkProblem, TooLarge
+from nicps.errors import JobAborted, LeftOut, NetworkProblem, TooLarge
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
 from nicps.session.conversation import Conversation
+from nicps.session.decisions import Decisions
 from nicps.session.fields import encode
 from nicps.session.lanes import F32, LaneFormat, Residual
-from nicps.session.memory import Memory
+from nicps.session.memory import Memory, is_whole
 from nicps.session.messages import Attach, Error
 from nicps.session.phases import Commit, Phase
 from nicps.session.planned import Channels
-from nicps.session.reducers import Reducer, Standing, prepare
+from nicps.session.reducers import Standing, prepare
 from nicps.session.residual_file import ResidualFile
 from nicps.session.served import Served
 from nicps.session.served_form import NearLimit, Pulled, Serves, Stepped, second_begins
 from nicps.session.sized import Round, Vector
+from nicps.session.vector_rounds import VectorRounds, check_out
 
 __all__ = [
     "F32",
@@ -49,14 +50,12 @@ __all__ = [
     "second_begins",
 ]
 
-_GLANCE_S = 0.002  # how often a waiting program looks whether more of the sum is there
-
 
 class Session:
     """A member's training program, attached to its agent. Not for use from several threads.
 
-    Attributes: `number`, this member's; `view`, `live` (numbers of the members in it) and `lead` (whether this
-    member acts as node 1, R22), which change while messages are waited for; `settings` and `workdir` of the job.
+    Attributes: `number`, this member's; `view` and `live` (numbers of the members in it), which change while messages
+    are waited for, as `lead` does; `settings` and `workdir` of the job.
     """
 
     def __init__(self, channel: Channel, welcome: shared_form.Welcome) -> None:
@@ -67,19 +66,14 @@ class Session:
         self.workdir = welcome.workdir
         self.view = welcome.view
         self.live = frozenset(member.number for member in welcome.members)
-        self.lead = welcome.lead == self.number
         self._talk = Conversation(channel, self._note)
         self._send = self._talk.send
-        #: About the last round that this member has committed.
-        self._decision: shared_form.Decide | None = None
-        #: Guards the decision and `lead` until the agent has been told: a view may arrive in a channel's thread.
-        self._deciding = threading.Lock()
+        self._decisions = Decisions(self._send, lead=welcome.lead == self.number)
         self._format = LaneFormat(0, 32)  # of the job's vector
         self._residual: ResidualFile | None = None
         self._memory: Memory | None = None
+        self._rounds: VectorRounds | None = None
         self._phase = Phase("none", 0, 0, ())
-        self._offered = 0  # round of the last contribution
-        self._vector: F32 | None = None  # the same
         #: The rounds of a step, where steps have a plan; each channel may be another thread's.
         self.channels: Channels | None = None
         #: Parameters, from the first training phase on in which members serve them.
@@ -108,6 +102,11 @@ class Session:
             raise NetworkProblem("the agent expects no training program now")
         return cls(channel, answer)
 
+    @property
+    def lead(self) -> bool:
+        """Whether this member acts as node 1 (R22)."""
+        return self._decisions.lead
+
     # ---- getting ready
 
     def ready(
@@ -132,22 +131,21 @@ class Session:
             JobAborted: another member's model differs, or the job was stopped.
             JobFailed: the job's steps take several rounds, and the program's do not, or the other way round.
         """
-        several = shared_form.has_steps(self.settings)
-        planned = shared_form.is_planned(self.settings)
-        _check_steps(several, planned, several_here=residual is not None, planned_here=bool(plan))
-        self._format = format = LaneFormat(
-            lanes, int(str(self.settings.get("lane", "i16")).removeprefix("i"))
-        )
+        several, planned = residual is not None, bool(plan)
+        whole = is_whole(self.settings, several=several, planned=planned)
+        bits = int(str(self.settings.get("lane", "i16")).removeprefix("i"))
+        self._format = format = LaneFormat(lanes, bits)
         kept = lanes if residual is None else len(residual)
         prepare(format, kept, self.settings)
         self._send(shared_form.Ready(lanes, digest, tuple(plan)))
         message, (arena, doorbell, *files) = self._talk.receive(shared_form.Arena)
         left = Residual(format, residual)
         whose = Arena(arena, message.fragments), doorbell, self.number
-        self._memory = Memory(format, left, *whose, whole=not (several or planned))
+        self._memory = Memory(format, left, *whose, whole=whole)
+        self._rounds = VectorRounds(self._memory, self._talk, lanes)
         if planned:
-            shared = self.number, self._memory.rounds, self._talk.mail
-            self.channels = Channels(*shared, self._send, self._due, self._forget_state)
+            shared = self.number, self._memory.rounds, self._talk.mail, self._send
+            self.channels = Channels(*shared, lambda: self._standing.due, self._forget_state)
         self._residual = ResidualFile(left, kept, self.workdir)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
             self._send(shared_form.Residual(dropped))
@@ -159,24 +157,16 @@ class Session:
             JobAborted: the job was stopped.
         """
         phase = self._talk.next_phase()
-        self._offered = 0
-        self._phase = Phase(
-            phase.kind,
-            phase.first_round,
-            phase.number,
-            phase.shares,
-            phase.exchange,
-            phase.channels,
-        )
+        about = phase.number, phase.shares, phase.exchange, phase.channels
+        self._phase = Phase(phase.kind, phase.first_round, *about)
         if self._memory is not None:
             self._memory.enter(phase)
+        if self._rounds is not None:
+            self._rounds.begin()
         self._enter_view(phase)
         if phase.kind == "end" and self.settings.get("checkpoint_s", True):
             self._keep_residual()
-        if self.lead and phase.kind == "train" and self._decision is not None:
-            # A view change may have swallowed the end of training, or a test: said before the phase is in force.
-            if self._decision.what != "continue":
-                self._send(self._decision)
+        self._decisions.enter_phase(phase.kind, lead=phase.lead == self.number)
         fills = self.served is not None and self.served.waits_to_fill(phase.number)
         if self.on_phase is not None:
             self.on_phase(phase.kind)
@@ -195,7 +185,7 @@ class Session:
         self._residual.residual.forget()
         self._residual.state = digest
         self._shared().forget()
-        self._decision = None  # it was about a round before that state
+        self._decisions.forget()
         self._send(shared_form.Loaded(number, digest))
 
     def alive(self) -> None:
@@ -241,14 +231,7 @@ class Session:
         Raises:
             NonFinite: the vector holds NaN or infinity; nothing was offered.
         """
-        if samples < 1:
-            raise JobFailed(f"round {round_}: a gradient of {samples} samples cannot be counted")
-        reducer = self._reduces()
-        offer = reducer.offer(round_, vector, samples, finite=finite)
-        self._offered, self._vector = round_, vector
-        self._send(offer)
-        if not offer.skip:
-            reducer.convert(round_, vector)
+        self._of_vector().contribute(round_, vector, samples, finite=finite)
 
     def wait_commit(self, round_: int, out: F32 | None = None) -> Commit | None:
         """Wait until the round is committed; None if the phase ended before: nothing of the round counts.
@@ -261,17 +244,7 @@ class Session:
             JobAborted: the job was stopped.
             JobFailed: `out` is memory of the vector that was offered.
         """
-        self._check_out(round_, self._vector_of(round_), out)
-        if self._talk.next is not None:
-            return None
-        if out is not None and self._offered == round_:
-            self._sum_early(round_, out)
-        message = self._talk.await_round(round_, shared_form.Committed)
-        if message is None:
-            return None
-        left_out, offered = self._reduces().settle(message), self._offered == round_
-        members = self._reduces().members
-        return Commit.of(message, offered=offered, members=members, left_out=left_out)
+        return self._of_vector().wait_commit(round_, out)
 
     def exchange(self, round_: int, vector: Vector, call: int) -> shared_form.Committed | None:
         """Offer a vector of any size to a round, and give it the sums, if all members have called the same.
@@ -283,7 +256,6 @@ class Session:
         """
         rounds = self._shared().rounds.of(0)
         if self._talk.next is None and not self.closed(round_):
-            self._offered, self._vector = round_, None
             self._send(rounds.begin(round_, vector, call))
             rounds.convert(round_, vector, self.live)
         message = self._talk.await_round(round_, shared_form.Committed)
@@ -308,11 +280,7 @@ class Session:
         Raises:
             JobFailed: `out` is memory of the vector that was offered.
         """
-        if out is None:
-            out = np.empty(self._format.lanes, np.float32)
-        self._check_out(commit.round, self._vector_of(commit.round), out)
-        self._reduces().sum(commit, out)
-        return out
+        return self._of_vector().sum(commit, out)
 
     def applied(self, commit: Commit, digest: str = "") -> None:
         """The sum has been read and applied; the accumulators are free for another round.
@@ -344,7 +312,7 @@ class Session:
                 every round. Whoever comes too late for a quorum below 1 is left out alone.
         """
         out = np.empty_like(vector) if out is None else out
-        self._check_out(round_, vector, out)
+        check_out(round_, vector, out)
         self.contribute(round_, vector, 1, finite=False)
         while (commit := self.wait_commit(round_, out)) is None:
             phase = self.next_phase()
@@ -398,17 +366,13 @@ class Session:
         the round's step goes on. Where steps have a plan, the round is the last one of channel 0 in the step, once all
         of the step is applied; "plan": as "continue", with that plan.
 
-        Every member says so after every round. Only the lead's word goes out; who becomes the lead later sends its last
-        one then, since the former lead may have died before it decided.
+        Every member says so after every round, and only the lead's word goes out (`nicps.session.decisions`).
 
         Args:
             checkpoint: the lead will write one after the next training round. All members hear of that with the
                 round's commit; where that does not say so, the lead asks again.
         """
-        with self._deciding:
-            self._decision = shared_form.Decide(round_, what, checkpoint, tuple(plan))
-            if self.lead:
-                self._send(self._decision)
+        self._decisions.decide(shared_form.Decide(round_, what, checkpoint, tuple(plan)))
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Live progress, for whoever watches the job; what is called `warning` is shown as one."""
@@ -425,41 +389,22 @@ class Session:
 
     # ---- inside
 
+    @property
+    def _standing(self) -> Standing:
+        return Standing(self.number, self.view, self.live, self._phase.shares)
+
     def _shared(self) -> Memory:
         assert self._memory is not None, "call ready() first"
         return self._memory
 
-    def _reduces(self) -> Reducer:
-        return self._shared().reducer
-
-    def _vector_of(self, round_: int) -> F32 | None:
-        """What this member has offered to that round."""
-        return self._vector if self._offered == round_ else None
-
-    @staticmethod
-    def _check_out(round_: int, vector: F32 | None, out: F32 | None) -> None:
-        """Refuse to read a sum over the vector: it may be offered again, or its residual is yet to be computed."""
-        if out is not None and vector is not None and np.may_share_memory(out, vector):
-            raise JobFailed(
-                f"round {round_}: the sum cannot be read over the vector that was offered; give it memory of its own"
-            )
-
-    def _sum_early(self, round_: int, out: F32) -> None:
-        """Sum what has come, until there is a message."""
-        reducer = self._reduces()
-        if reducer.expect(round_, out):
-            while not self._talk.comes_within(_GLANCE_S):
-                reducer.ahead(lambda: self._talk.comes_within(0.0))
+    def _of_vector(self) -> VectorRounds:
+        assert self._rounds is not None, "call ready() first"
+        return self._rounds
 
     def _forget_state(self) -> None:
         """The residual belongs to no state before the step is applied."""
         if self._residual is not None:
             self._residual.state = ""
-
-    def _due(self) -> tuple[int, ...]:
-        """The members that have a share, in order of rank."""
-        shares = self._phase.shares
-        return tuple(sorted(k for k in self.live if shares[k - 1]))
 
     def _note(self, message: shared_form.FromAgent, fds: list[int]) -> None:
         """Note what a message tells."""
@@ -472,11 +417,10 @@ class Session:
                 self.on_keep()
             else:
                 self.checkpoint(0, "the training program cannot save while it waits for the others")
-        if isinstance(message, shared_form.Phase | shared_form.View):
-            if self._memory is not None:
-                if isinstance(message, shared_form.Phase):
-                    self._memory.drop()
-                self._memory.map(message, iter(fds))
+        if self._memory is not None and isinstance(message, shared_form.Phase | shared_form.View):
+            if isinstance(message, shared_form.Phase):
+                self._memory.drop()
+            self._memory.map(message, iter(fds))
         if isinstance(message, Serves) and self.served is None:
             assert self._residual is not None, "call ready() first"
             whose = self._format, self._residual, self.number
@@ -486,9 +430,8 @@ class Session:
         if isinstance(message, NearLimit):
             raise TooLarge(message.index, message.value, "a parameter is")
         if isinstance(message, shared_form.View):
-            with self._deciding:
-                if self._enter_view(message) and self._decision is not None:
-                    self._send(self._decision)
+            self._enter_view(message)
+            self._decisions.enter_view(lead=message.lead == self.number)
 
     def _keep_residual(self) -> None:
         """Write the residual for `nicps resume`, if the job has one. Where it cannot be written, training goes on."""
@@ -499,30 +442,8 @@ class Session:
         with contextlib.suppress(ChannelClosed):  # where the job was stopped
             self._send(shared_form.Residual(error))
 
-    def _enter_view(self, message: shared_form.Phase | shared_form.View) -> bool:
-        """Another view is in force, or another phase; whether this member has become the lead."""
-        led, self.lead = self.lead, message.lead == self.number
+    def _enter_view(self, message: shared_form.Phase | shared_form.View) -> None:
+        """Another view is in force, or another phase."""
         self.view, self.live = message.view, frozenset(message.live)
         if self._memory is not None:
-            standing = Standing(self.number, self.view, self.live, self._phase.shares)
-            self._memory.change_view(standing)
-        return self.lead and not led
-
-
-def _check_steps(several: bool, planned: bool, *, several_here: bool, planned_here: bool) -> None:
-    """Compare what a step of the job takes with what one of the training program here does.
-
-    Raises:
-        JobFailed: they differ.
-    """
-    if planned != planned_here:
-        job, program = ("a plan", "none") if planned else ("no plan", "one")
-        keys = "priorities"
-    elif (several or planned) != several_here:
-        job, program = ("several rounds", "one") if several else ("one round", "several")
-        keys = " or ".join(shared_form.SEVERAL_ROUNDS)
-    else:
-        return
-    raise JobFailed(
-        f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
-    )
+            self._memory.change_view(self._standing)

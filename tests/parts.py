@@ -167,13 +167,13 @@ class Host:
 
     def builds(self) -> None:
         """The training program is there, and has built the model."""
-        if not self.part.digest:
+        if not self.part.job.digest:
             self.has_job()
         self.hears(says.Ready(LANES, "d0"))
         self.forget()
 
     def hears(self, message: says.FromProgram) -> list[Order]:
-        return self.do(self.part.handle_message(self.now, message))
+        return self.do(self.part.dialogue.handle_message(self.now, message))
 
     def trains(self, phase: Phase | None = None) -> Phase:
         """The training program is in a training phase."""

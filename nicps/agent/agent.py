@@ -155,7 +155,7 @@ class Agent:
             settings,
             frames.send_control,
             lambda: self._groups.waiting,
-            lambda: self.life.part is not None and self.life.part.group,
+            lambda: self.life.part is not None and self.life.part.job.group,
         )
         self._groups = Groups(driver, self._control, preparation, program, self.dataplane)
         notifier = Notifier(self._control, children, settings)

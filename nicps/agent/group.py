@@ -106,8 +106,8 @@ class Groups:
             if publisher.other_job and not waiting.wanted.late:
                 other, publisher.other_job = publisher.other_job, ""
                 self._note_other(waiting, other)
-            elif part is not None and part.digest and self._is_member:
-                self._enter(waiting, part.settings)
+            elif part is not None and part.job.digest and self._is_member:
+                self._enter(waiting, part.job.settings)
             elif waiting.wanted.late:
                 self._watch_calls(waiting)
             elif not life.busy_with and driver.now >= waiting.begins_at:
@@ -163,7 +163,7 @@ class Groups:
     def _taken_in(self) -> bool:
         """This host has been taken into a group, for a program that may have gone meanwhile."""
         node, part = self._driver.life.node, self._driver.life.part
-        return part is not None and part.group and node.number in node.learners
+        return part is not None and part.job.group and node.number in node.learners
 
     def _leave_without_program(self) -> None:
         life = self._driver.life

@@ -37,7 +37,7 @@ def status_of(
     """
     note_pushes(life, tally)
     node, publisher, part = life.node, life.roles.publisher, life.part
-    runs = run is not None and (part is None or part.group)  # the group is that of its scripts
+    runs = run is not None and (part is None or part.job.group)  # the group is that of its scripts
     ring = node.ring
     phase = node.phase.kind.name.lower() if node.phase is not None and ring else ""
     view = node.view
@@ -93,7 +93,7 @@ def status_of(
             waits,
             preparing,
             now,
-            script=runs or (part is not None and part.script),
+            script=runs or (part is not None and part.job.script),
         ),
     )
 

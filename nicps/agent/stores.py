@@ -130,7 +130,7 @@ class Stores:
         """Read which group this host is in, and which view is in force."""
         life = self._driver.life
         part, node = life.part, life.node
-        if part is not None and not part.group:
+        if part is not None and not part.job.group:
             part = None
         if part is not self._part:
             self._part, self._view, self._run = part, View(), 0

@@ -30,6 +30,8 @@ Its roles in a job:
 Its part in it:
 
     part.py           what each phase and view asks of this host and its training program
+    handed_job.py     the job as it was handed out
+    dialogue.py       the training program's messages, and what follows from each
     entry.py          its way into a phase
     program.py        what one training program owes and is told
     owed.py           the rounds that it owes, of a step or one at a time

@@ -224,7 +224,7 @@ class Dispatcher:
         left = set(range(1, len(view.members) + 1)) - view.live
         if left:
             orders.append(Log(f"not in it: {view.names(left)}"))
-        if self.part is not None and self.part.digest and not self.node.open_round:
+        if self.part is not None and self.part.job.digest and not self.node.open_round:
             # This network has run no round yet: the part is of the job before.
             orders += roles.end_part("another job is being started")
         if self.part is not None:
@@ -240,7 +240,7 @@ class Dispatcher:
         trouble, part = ask.ShowTrouble(text), self.part
         if part is None:
             return [trouble, RunHook(text)]
-        if part.group:  # a group's state cannot be saved
+        if part.job.group:  # a group's state cannot be saved
             return [trouble, *part.programs.end(text), ask.Depart(text, agreed=False)]
         noted = part.note_event("alarm", why=text)
         return [trouble, noted, *part.checkpoints.save_without_majority(now, text, part.program)]
@@ -348,7 +348,7 @@ class Dispatcher:
             case ask.SaveState(saving):
                 if part is None:
                     return [ask.StateSaved(saving, "there is no training program here")]
-                return part.save(now, saving)
+                return part.dialogue.save(now, saving)
             case ask.StateSaved(saving, error):
                 return lead.state_saved(saving, error, part) if lead else []
             case ask.HandOutEnded(phase):

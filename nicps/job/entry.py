@@ -9,6 +9,7 @@ from functools import partial
 from nicps import wire
 from nicps.job.accumulators import Accumulators
 from nicps.job.actions import ShowNeed
+from nicps.job.handed_job import HandedJob
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import Acknowledge, Depart, Fail, Orders
@@ -30,12 +31,13 @@ class Entry:
     def __init__(
         self,
         node: NodeInfo,
+        job: HandedJob,
         programs: Programs,
         hand_out: HandOut,
         accumulators: Accumulators,
         served: ServedMemory,
     ) -> None:
-        self._node, self._programs = node, programs
+        self._node, self._job, self._programs = node, job, programs
         self._hand_out, self._accumulators, self._served = hand_out, accumulators, served
         self.phase: Phase | None = None
         self.waiting: Phase | None = None
@@ -155,13 +157,8 @@ class Entry:
             )
         ]
 
-    def enter_training(self, now: float, handed_out: str, *, has_state: bool) -> Orders:
-        """Bring the training program into the phase that waits for it, if both are there.
-
-        Args:
-            handed_out: the digest of the hand-out.
-            has_state: another member's state is here, which the program has not loaded yet.
-        """
+    def enter_training(self, now: float) -> Orders:
+        """Bring the training program into the phase that waits for it, if both are there."""
         phase, program, node = self.waiting, self._programs.current, self._node
         if phase is None or program is None or not program.ready:
             return []
@@ -169,13 +166,13 @@ class Entry:
             return self._programs.fail(
                 "the training program has saved and ended, and cannot train on"
             )
-        same_files = phase.settings.get("handout") == handed_out
+        same_files = phase.settings.get("handout") == self._job.digest
         trains = phase.kind is wire.PhaseKind.TRAIN
         # Where there are channels, the program looks at their plan.
         same_size = not trains or phase.channels or phase.fragments == program.fragments
         same_state = program.digest == str(phase.settings.get("model", ""))
         learns = node.number in node.learners
-        if same_files and learns and not same_state and has_state:
+        if same_files and learns and not same_state and self._job.has_state:
             # Let the program load the state of the hand-out (R20); once it is loaded the program comes here again.
             loads = program.duty == "load"
             return [] if loads else program.change_state(now, "load", node)

@@ -191,7 +191,7 @@ class Lead:
             settings |= {"script": True}
         if phase.kind is not wire.PhaseKind.FINISH:
             assert part is not None and part.program is not None
-            settings |= {"handout": part.digest, "model": part.program.digest}
+            settings |= {"handout": part.job.digest, "model": part.program.digest}
         if phase.kind is wire.PhaseKind.TRAIN:
             assert part is not None
             failed = part.switch_failed or self.course.choice.switch_failed
@@ -208,7 +208,7 @@ class Lead:
             return [SaveState(Saving.STATE)]
         if purpose == "files":
             assert part is not None
-            return [self._open(purpose, Folder.WORK, part.prepared["files"])]
+            return [self._open(purpose, Folder.WORK, part.job.prepared["files"])]
         assert submission is not None
         self._mark = now
         told = self._find_unknown_hosts(submission.settings)

@@ -102,7 +102,7 @@ class Life:
         return self.part.stage
 
     def _stage_in_group(self, group: UnderWay) -> wire.Stage | None:
-        if self.part is not None and self.part.group and self.node.state is NodeState.MEMBER:
+        if self.part is not None and self.part.job.group and self.node.state is NodeState.MEMBER:
             return self.part.stage
         if self.comes_late is None or not group.is_for(*self.comes_late):
             return None
@@ -225,7 +225,7 @@ class Life:
             NetworkProblem, JobFailed: none is expected, or one is attached.
         """
         part = self._expecting()
-        return self._dispatcher.process(now, (), part.programs.attach(part.settings))
+        return self._dispatcher.process(now, (), part.programs.attach(part.job.settings))
 
     def attach_gateway(self) -> int:
         """The training program speaks JSON: a gateway is started for the program of this number.
@@ -250,7 +250,7 @@ class Life:
         if self.part is None:
             return []
         try:
-            orders = self.part.handle_message(now, message)
+            orders = self.part.dialogue.handle_message(now, message)
         except JobFailed as error:
             orders = [Fail(str(error))]
         return self._dispatcher.process(now, (), orders)
@@ -401,7 +401,7 @@ class Life:
             return []
         part, lead = self.part, self.roles.lead
         noted: Orders = [part.note_event("departs", why=reason)] if part is not None else []
-        if part is not None and part.digest:
+        if part is not None and part.job.digest:
             return self._dispatcher.process(now, self.node.leave(now, reason), noted)
         if lead is not None:
             return self._dispatcher.process(now, (), [*noted, *lead.fail(reason)])

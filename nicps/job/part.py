@@ -3,60 +3,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from nicps import wire
-from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.accumulators import Accumulators
 from nicps.job.actions import (
     CountFragments,
     DropFragments,
     NoteEvent,
-    RemoveState,
     Settled,
-    ShareArena,
     ShowClosed,
     ShowNeed,
 )
-from nicps.job.checkpoints import Checkpoints, resumed_from, rounds_before
+from nicps.job.checkpoints import Checkpoints, rounds_before
 from nicps.job.contribution import Contribution
+from nicps.job.dialogue import Dialogue
 from nicps.job.entry import Entry
 from nicps.job.finish import Finish
+from nicps.job.handed_job import HandedJob
 from nicps.job.handout import HandOut
 from nicps.job.node_info import NodeInfo
-from nicps.job.orders import (
-    Depart,
-    Fail,
-    HandOutEnded,
-    MarkRead,
-    MarkReady,
-    ModelBuilt,
-    NeedRoom,
-    Order,
-    Orders,
-    Reported,
-    RoundJudged,
-    Saving,
-    StateSaved,
-    Warn,
-)
-from nicps.job.plan import is_group, read_plan
+from nicps.job.orders import Depart, HandOutEnded, MarkRead, Order, Orders, Warn
 from nicps.job.program import Program
 from nicps.job.programs import Programs
-from nicps.job.script import is_script
 from nicps.job.served import ServedMemory
 from nicps.job.slow_work import Settle, Stored
 from nicps.job.steps import Steps
 from nicps.job.tasks import Tasks
-from nicps.job.text import one_line, shorten
-from nicps.protocol import NO_REST, Committed, Installed, Offer, Phase, SendFragments
+from nicps.protocol import NO_REST, Committed, Installed, Phase, SendFragments
 from nicps.protocol.plan import ChannelPlan
-from nicps.session import shared_form as says
-from nicps.session.served_form import Pull, Step
-from nicps.session.shared_form import has_steps, is_planned, is_served
+from nicps.session.shared_form import has_steps
 
 
 class Part:
@@ -67,11 +46,11 @@ class Part:
         window: fragments in a hand-out's round.
         checkpoints: the folder of the checkpoints, for the user.
 
-    Attributes: `steps` of training. `digest` of the hand-out, once all of it is here; `prepared`, the job's settings
-    from it. `unit`, the next training round's, once one has counted; `unit_of`: the exchange of the phase in which it
-    has. `exchange`, of the last training phase, None before the first; `switch_failed`: a Linux switch was given up
-    before that; `channels`, its plan of a step; `rest`: the committed round whose remainders such a switch adds next.
-    `finishing`: the end has been decided. `cancelled`: the user of this host has cancelled the job.
+    Attributes: `job`, what was handed out of it. `dialogue` with the training program. `steps` of training. `unit`, the
+    next training round's, once one has counted; `unit_of`: the exchange of the phase in which it has. `exchange`, of
+    the last training phase, None before the first; `switch_failed`: a Linux switch was given up before that;
+    `channels`, its plan of a step; `rest`: the committed round whose remainders such a switch adds next. `finishing`:
+    the end has been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -86,6 +65,7 @@ class Part:
         now: float,
     ) -> None:
         self.id = job_id
+        self.job = HandedJob()
         self._node, self._tasks = node, tasks
         self.programs = Programs(node, programs, now)
         self.hand_out = HandOut(node, window)
@@ -94,20 +74,18 @@ class Part:
         self.accumulators = Accumulators(node, tasks, self)
         self.served = ServedMemory(node, tasks, self)
         memory = self.accumulators, self.served
-        self._entry = Entry(node, self.programs, self.hand_out, *memory)
+        self._entry = Entry(node, self.job, self.programs, self.hand_out, *memory)
         self.contributions = [Contribution() for _ in range(wire.MAX_CHANNELS)]
         self.steps = Steps()
+        rounds = self.contributions, self.steps, self.served
+        heard = self.job, self.programs, self._entry, *rounds, self.checkpoints
+        self.dialogue = Dialogue(node, *heard)
         self.unit: int | None = None
         self.unit_of = Exchange.BROADCAST
-        self.digest = ""
-        self.prepared: Mapping[str, Any] = {}
         self.finishing = self.cancelled = self.switch_failed = False
         self.exchange: Exchange | None = None
         self.channels: tuple[ChannelPlan, ...] = ()
         self.rest = NO_REST
-        self._saving: Saving | None = None
-        # Another member's state is here, which the program has not loaded yet; a group's program has reported its end.
-        self._has_state = self._left = False
 
     @property
     def phase(self) -> Phase | None:
@@ -120,30 +98,9 @@ class Part:
         return self.programs.current
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The job's settings, as they were handed out; a training program cannot change them."""
-        settings = self.prepared.get("settings", {})
-        return settings if isinstance(settings, dict) else {}
-
-    @property
-    def group(self) -> bool:
-        """Whether it is no job but a group of programs (`nicps.collective`)."""
-        return is_group(self.settings)
-
-    @property
-    def script(self) -> bool:
-        """Whether it is no job but a script (`nicps run`)."""
-        return is_script(self.settings)
-
-    @property
-    def entry(self) -> str:
-        """The training program's module, as the prepared job names it."""
-        return str(self.prepared.get("entry", "trainer"))
-
-    @property
     def stage(self) -> wire.Stage | None:
         """How much of the job is here (R20); None: a training program can no longer be started."""
-        if not self.digest:
+        if not self.job.digest:
             return wire.Stage.NOTHING
         if self.programs.lacking:
             return wire.Stage.FILES if self.programs.can_start else None
@@ -181,7 +138,7 @@ class Part:
             self.finishing = False
         if phase.kind is wire.PhaseKind.HANDOUT:
             entry.phase = phase
-            orders = self.hand_out.prepare(phase, bool(self.digest))
+            orders = self.hand_out.prepare(phase, bool(self.job.digest))
             # Windows of a hand-out before this one are on disk then: their banks are free.
             return [*orders, self._begin_settling(partial(entry.make_room, phase, None))]
         if phase.kind is wire.PhaseKind.FINISH:
@@ -194,12 +151,13 @@ class Part:
             entry.phase = phase  # this host only passes on what others train
             return entry.make_room(phase, None, now)
         entry.waiting = phase
-        return [self._begin_settling(self._enter_training)]  # the hand-out is on disk then
+        return [self._begin_settling(entry.enter_training)]  # the hand-out is on disk then
 
     @property
     def _facts(self) -> tuple[int, int, str]:
         """Rounds of training, those of the run that this one goes on from, and the job's system."""
-        return self.steps.trained, rounds_before(self.prepared), str(self.settings.get("system"))
+        before, system = rounds_before(self.job.prepared), self.job.settings.get("system")
+        return self.steps.trained, before, str(system)
 
     def _begin_settling(self, then: Callable[[float], Orders]) -> Order:
         return self._tasks.begin(self, Settle(), lambda now, _: then(now))
@@ -227,9 +185,6 @@ class Part:
         noted = self.note_event("stands by", why=reason)
         return [noted, DropFragments(), *self.hand_out.withdraw()]
 
-    def _enter_training(self, now: float) -> Orders:
-        return self._entry.enter_training(now, self.digest, has_state=self._has_state)
-
     # ---- rounds
 
     def commit(self, now: float, commit: Committed) -> Orders:
@@ -241,7 +196,7 @@ class Part:
         self.rest = commit.rest_after(self.rest)
         mine = self._entry.has_share(phase) and program is not None and program.holds_state
         noted = self.steps.commit(
-            commit, mine=mine, several=has_steps(self.settings) or phase.planned
+            commit, mine=mine, several=has_steps(self.job.settings) or phase.planned
         )
         listed = len(commit.counted) if phase.exchange.served else None
         if phase.exchange.served:
@@ -262,7 +217,7 @@ class Part:
     def _store(self, phase: Phase, commit: Committed) -> Orders:
         """A window of a hand-out: its bank is free once it is on disk."""
         hand_out = self.hand_out
-        task = hand_out.store(phase, commit, bool(self.digest))
+        task = hand_out.store(phase, commit, bool(self.job.digest))
         stored = partial(self._stored, phase, commit.round, task.stream, hand_out.keeps)
         return [self._tasks.begin(self, task, stored), *hand_out.offer_next(phase, commit)]
 
@@ -273,12 +228,12 @@ class Part:
         if all_ is None:
             return orders
         orders += self.hand_out.end(phase, stream, kept)
-        if phase.settings["purpose"] in ("job", "files") and not self.digest:
-            self.digest, self.prepared = all_.digest, all_.prepared
-            if not self.script:
-                orders += self.programs.start(now, self.entry, self.settings)
+        if phase.settings["purpose"] in ("job", "files") and not self.job.digest:
+            self.job.digest, self.job.prepared = all_.digest, all_.prepared
+            if not self.job.script:
+                orders += self.programs.start(now, self.job.entry, self.job.settings)
         if phase.settings["purpose"] == "state" and kept:
-            self._has_state = True
+            self.job.has_state = True
         return [*orders, HandOutEnded(phase)]
 
     def show_need(self, round_: int, samples: int) -> Orders:
@@ -308,126 +263,13 @@ class Part:
         text = f"{action.exchange.lost} have not come: sending their fragments again"
         return [Warn(f"round {action.round}: {text}")]
 
-    # ---- the training program: its messages (R8)
-
-    def handle_message(self, now: float, message: says.FromProgram) -> Orders:
-        """Handle a message of the program.
-
-        Raises:
-            JobFailed: the message is not valid.
-        """
-        program = self.program
-        if program is None or program.ended:
-            return []
-        program.note_movement(now)
-        match message:
-            case says.Progress(round_, samples):
-                return [] if program.lags else [MarkReady(round_, samples)]
-            case says.Offer(round_, samples, unit, skip, conversion, channel):
-                if program.lags:
-                    return []  # the program will offer the round again
-                program.note_offered(channel, round_)
-                self.contributions[channel].begin(now, round_)
-                return [Offer(round_, samples, unit, skip, conversion, channel)]
-            case Step(round_, samples, skip) if not program.lags:
-                self.contributions[0].begin(now, round_)
-                return self.served.step(program, Offer(round_, samples, skip=skip))
-            case Pull(round_):
-                return self.served.pull(now, program, round_, self.phase)
-            case says.Read(round_, digest, channel):
-                return self._read(now, program, round_, digest, channel)
-            case says.Prepared(number):
-                return self._program_prepared(program, number)
-            case says.Ready(lanes, digest, channels) if not program.ready:
-                plan = () if self.group else read_plan(self.settings, channels)
-                return self._build(now, program, lanes, digest, plan)
-            case says.Saved(number, round_, digest, error):
-                if not program.note_state(number, digest):
-                    return []
-                program.saved = round_
-                saving, self._saving = self._saving, None
-                return [StateSaved(saving, one_line(error))] if saving is not None else []
-            case says.Loaded(number, digest):
-                if not program.note_state(number, digest):
-                    return []
-                self._has_state = False
-                self.steps.forget_part()
-                return [RemoveState(), *self._enter_training(now)]
-            case says.Checkpoint(round_, error):
-                return self.checkpoints.write(round_, one_line(error))
-            case says.Residual(error):
-                return self.checkpoints.keep_residual(one_line(error))
-            case says.Decide(round_, what, saves, channels, channel) if program.ready:
-                plan = read_plan(self.settings, channels) if what == "plan" else ()
-                if not channel:
-                    program.note_judged(round_, what)
-                self._left |= self.group and what == "end"
-                return [RoundJudged(round_, what, saves, plan, channel)]
-            case says.Report(values) if program.ready:
-                return [Reported(values)]
-            case says.Fail(reason):
-                return [Fail(reason)]
-            case _:
-                return []
-
-    def _read(self, now: float, program: Program, round_: int, digest: str, channel: int) -> Orders:
-        program.note_read(round_, digest, channel)
-        read: Orders = [*self.steps.read(round_, digest)]
-        rounds = self._node.rounds
-        if channel < len(rounds) and round_ < rounds[channel]:
-            read.append(MarkRead(round_, shorten(digest), channel))
-        # The program may have reached the state that the next phase begins with.
-        return [*read, *self._enter_training(now)]
-
-    def _program_prepared(self, program: Program, number: int) -> Orders:
-        program.note_prepared()
-        phase = self.phase
-        if phase is None or phase.number != number or phase.kind is wire.PhaseKind.FINISH:
-            return []
-        return self._entry.acknowledge(phase)
-
-    def _build(
-        self,
-        now: float,
-        program: Program,
-        lanes: int,
-        digest: str,
-        channels: tuple[ChannelPlan, ...],
-    ) -> Orders:
-        width = self.settings.get("lane", "i16")
-        try:
-            bits = int(str(width).removeprefix("i"))
-            per_fragment = wire.lanes_per_fragment(bits)
-        except (ValueError, KeyError):
-            raise JobFailed(f"the job's lane is {width!r}, not i8, i16 or i32") from None
-        program.note_ready(max(1, -(-lanes // per_fragment)), digest, channels)
-        # The hosts add.
-        self.served.lanes = lanes
-        several = has_steps(self.settings) or is_planned(self.settings)
-        alone = self.group or several or is_served(self.settings)
-        room = [NeedRoom(program.fragments, bits)] if not alone else []
-        arena = ShareArena(program.number, program.fragments, *resumed_from(self.prepared))
-        return [arena, *room, *self._enter_training(now), ModelBuilt()]
-
-    # ---- the training program: its process
-
-    def save(self, now: float, saving: Saving) -> Orders:
-        """Let the program write its state; `StateSaved` follows."""
-        program = self.program
-        if program is None or not program.ready or program.ended:
-            return [StateSaved(saving, "there is no training program that could save")]
-        self._saving = saving
-        return program.change_state(now, "save", self._node)
-
-    def forget_saving(self) -> None:
-        """This host leads no more: the state is not waited for."""
-        self._saving = None
+    # ---- the training program
 
     def start_missing_program(self, now: float) -> Orders:
         """This host is called, and would come back: it needs a training program (R20)."""
-        if not self.digest or not self.programs.lacking or self.script:
+        if not self.job.digest or not self.programs.lacking or self.job.script:
             return []
-        return self.programs.start_again(now, self.entry, self.settings)
+        return self.programs.start_again(now, self.job.entry, self.job.settings)
 
     def note_ended(self, now: float, number: int, code: int, last: str) -> Orders:
         """A program's process is gone: after the end, because the job is broken, or because it was killed.
@@ -453,8 +295,8 @@ class Part:
         return [*ended, *self._lose_program(now, code, f"its gateway: {last}")]
 
     def _lose_program(self, now: float, code: int, last: str) -> Orders:
-        if self.group:
-            return [] if self._left else self.programs.lose_of_group(last)
+        if self.job.group:
+            return [] if self.dialogue.left else self.programs.lose_of_group(last)
         if self.finishing and not code:  # in whatever phase after a change of the view
             return self.finish.keep(*self._facts)
         reason = f"the training program ended: {last}"
@@ -464,7 +306,7 @@ class Part:
             return [*dropped, *self.programs.fail(reason)]
         self._entry.waiting = None
         departs = Depart(self.programs.crash)  # the others go on; this host comes back
-        again = self.programs.start_again(now, self.entry, self.settings, last)
+        again = self.programs.start_again(now, self.job.entry, self.job.settings, last)
         return [*dropped, departs, *again]
 
     # ---- time

@@ -201,14 +201,14 @@ class Roles:
         """R22: the former lead has left; this host acts as node 1 from now on."""
         part, node = self.part, self._node
         orders: Orders = []
-        able = part is not None and bool(part.digest) and node.number not in node.learners
+        able = part is not None and bool(part.job.digest) and node.number not in node.learners
         plan = Plan("", 1, 8)
         if part is not None and able:
             try:
                 exchange = self._exchange_of(part)
                 believes = self._settings.believes_switch
-                sets = part.prepared.get("sets", ())
-                of = part.id, part.settings, exchange
+                sets = part.job.prepared.get("sets", ())
+                of = part.id, part.job.settings, exchange
                 plan = Plan.of(*of, believes_switch=believes, sets=sets)
             except (NicpsError, ValueError, KeyError, TypeError) as error:
                 able = False
@@ -234,12 +234,12 @@ class Roles:
         It is the one with which the job was trained; before the first training phase, the one in its settings.
         """
         settings = self._settings
-        if part.accumulators.refused and not is_served(part.settings):
+        if part.accumulators.refused and not is_served(part.job.settings):
             return Exchange.BROADCAST
-        if part.exchange is None or is_served(part.settings):
+        if part.exchange is None or is_served(part.job.settings):
             own, believes = settings.exchange, settings.believes_switch
             try:
-                return Plan.choose(part.settings, own, believes_switch=believes)
+                return Plan.choose(part.job.settings, own, believes_switch=believes)
             except JobFailed:  # the host that has started the job believes a switch
                 return Exchange.BROADCAST
         if part.exchange.central:
@@ -260,7 +260,7 @@ class Roles:
             self.lead.over = True
             self.lead = None
         if self.part is not None:
-            self.part.forget_saving()
+            self.part.dialogue.forget_saving()
 
     # ---- the end of a job (R14, R22)
 
@@ -275,7 +275,8 @@ class Roles:
                 *self.end_part("the job has ended"),
                 *self._end_unheard(action.ending, action.lead, crash),
             ]
-        if part is not None and part.group:  # its program is told, and comes back if it wants to
+        # A group's program is told, and comes back if it wants to.
+        if part is not None and part.job.group:
             reason = f"this host is out of the group: {action.reason}"
             self._left_group = True
             return [LeaveView(), *self.end_part(reason), *self.fail_submission(reason)]
@@ -353,11 +354,11 @@ class Roles:
         if ok and part is not None:
             names = [self._node.name, *part.hand_out.collected]
             about = lead.figures | about
-            return [*orders, *self._make_result(lead, part.entry, names, about, number)]
+            return [*orders, *self._make_result(lead, part.job.entry, names, about, number)]
         if ok:
             return [*orders, *self._publish_end(lead, number, {}, None, stop.settings)]
         if kept is not None:
-            orders.append(self._draw_report(lead.plan.job, kept.entry, number, list))
+            orders.append(self._draw_report(lead.plan.job, kept.job.entry, number, list))
         if stop.settings.get("saved") and lead.saved:  # saved by this host, not by a former lead
             message += f"; {lead.saved}: `nicps resume` goes on from there"
         return [*orders, *self._publish_end(lead, number, {}, message, stop.settings)]
@@ -365,10 +366,12 @@ class Roles:
     def _launch_script(self, submission: int = 0) -> Orders:
         """The files of a script are at all hosts: the script begins once the network stands by."""
         part, node = self.part, self._node
-        if part is None or not part.script or not part.digest:
+        if part is None or not part.job.script or not part.job.digest:
             return []
         return [
-            LaunchScript.of(part.id, part.entry, part.settings, node.view, node.number, submission)
+            LaunchScript.of(
+                part.id, part.job.entry, part.job.settings, node.view, node.number, submission
+            )
         ]
 
     def _make_result(

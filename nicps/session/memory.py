@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from nicps.errors import JobFailed
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.lanes import LaneFormat, Residual
@@ -83,3 +85,26 @@ class Memory:
         """Another member's state was loaded."""
         if self._striped is not None:
             self._striped.forget()
+
+
+def is_whole(settings: Mapping[str, Any], *, several: bool, planned: bool) -> bool:
+    """Whether a training step of a job with these settings is one round, of the whole vector.
+
+    Args:
+        several, planned: what a step of the training program here takes.
+
+    Raises:
+        JobFailed: it takes something else than a step of the job.
+    """
+    of_job = shared_form.is_planned(settings)
+    if of_job is not planned:
+        job, program = ("a plan", "none") if of_job else ("no plan", "one")
+        keys = "priorities"
+    elif (shared_form.has_steps(settings) or of_job) is not several:
+        job, program = ("one round", "several") if several else ("several rounds", "one")
+        keys = " or ".join(shared_form.SEVERAL_ROUNDS)
+    else:
+        return not several
+    raise JobFailed(
+        f"a step of this job takes {job}, and one of its training program {program} (settings {keys})"
+    )

@@ -6,8 +6,9 @@ host.py     one host: the node, a model of its XDP program, of its agent and its
 stripes.py  its XDP program's part in the exchange stripes; places.py, what that one writes to
 checks.py   the invariants, looked at after every step
 sums.py     those of the sums of stripes, which it makes again from gradients.py
-servers.py  parameter servers: what the XDP program does; served_host.py, the job around it, served_lead.py,
-            served_program.py, served_checks.py and served_schedules.py
+servers.py  parameter servers: what the XDP program does; served_places.py, what it writes to, and served_receiver.py,
+            what the protocol reads of that; served_host.py, the job around it, served_lead.py, served_program.py,
+            served_checks.py and served_schedules.py
 channel_lan.py  phases with channels, without the life of a job: channel_host.py, channel_program.py,
             channel_checks.py; channel_kernel.py, a kernel with areas, and channel_wire.py, the LAN, are shared with
 planned_lan.py  the life of a job whose steps have a plan: planned_host.py, planned_program.py, planned_checks.py

@@ -91,7 +91,9 @@ def holds(host: Host, lead: Host) -> bool:
     if host.node.leaving or view.number_of(host.mac) not in view.live:
         return False
     if not trained:
-        return host.submitted or host.disk.stores_job or (part is not None and bool(part.digest))
+        return (
+            host.submitted or host.disk.stores_job or (part is not None and bool(part.job.digest))
+        )
     process = host.process
     if process is None or host.node.number in host.node.learners:
         return False

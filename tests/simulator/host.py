@@ -420,7 +420,7 @@ class Host:
                 self.kernel.stripes.retire_places()
             case act.StartProgram(number):
                 assert self.part is not None
-                self.process = self.memory = self._start(number, self.part.settings)
+                self.process = self.memory = self._start(number, self.part.job.settings)
                 self.process.blank = self.watch.restores or self.started
                 self.started = True
             case act.EndProgram(number, reason):

@@ -93,11 +93,11 @@ def short_turns() -> Iterator[None]:
 
 @contextlib.contextmanager
 def short_windows() -> Iterator[None]:
-    """Small stripes are sent in many windows, whose size follows few losses. A few sums that overtake one are enough to
-    ask for it.
+    """Small stripes are sent in many windows, whose size follows few losses, and those rounds that take the longest. A
+    few sums that overtake one are enough to ask for it.
     """
     small = {"QUEUE": 12, "LEAST_WINDOW": 2, "OVERTAKE": 2, "PROBES": 2, "RANGES": 4}
-    sizes = {"LEAST": 1, "ENOUGH": 8, "PATIENCE": 1}
+    sizes = {"LEAST": 1, "ENOUGH": 8, "PATIENCE": 1, "LONGEST_S": 0.005, "ENOUGH_S": 0.02}
     changed = [(windows, *each) for each in small.items()]
     changed += [(window_size, *each) for each in sizes.items()]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]

@@ -11,7 +11,8 @@ from nicps.wire import Refusal
 
 if TYPE_CHECKING:
     from tests.simulator.served_host import ServedHost
-    from tests.simulator.servers import ServedFrame, ServersKernel
+    from tests.simulator.served_places import ServedFrame
+    from tests.simulator.servers import ServersKernel
 
 
 def hand_over(kernel: ServersKernel, frame: ServedFrame) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Phase
-from tests.simulator.servers import Content, Home, Part, ServedFrame, Token
+from tests.simulator.served_places import Content, Home, Part, ServedFrame, Token
 
 if TYPE_CHECKING:
     from tests.simulator.checks import Checks

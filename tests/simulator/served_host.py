@@ -21,8 +21,10 @@ from tests.simulator.outbox import Outbox
 from tests.simulator.served_contents import contents_of, handed_out
 from tests.simulator.served_lead import ServedLead
 from tests.simulator.served_machine import ServedMachine
+from tests.simulator.served_places import NOTHING, Part, Token
 from tests.simulator.served_program import ServedProgram, State
-from tests.simulator.servers import NOTHING, Part, ServedReceiver, ServersKernel, Token
+from tests.simulator.served_receiver import ServedReceiver
+from tests.simulator.servers import ServersKernel
 
 if TYPE_CHECKING:
     from tests.simulator.served_schedules import ServedLan

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicps import wire
 from nicps.protocol import Committed, Offer, Phase, Pulled, Stepped
-from tests.simulator.servers import Token, Weight
+from tests.simulator.served_places import Token, Weight
 
 if TYPE_CHECKING:
     from tests.simulator.served_host import ServedHost

@@ -1,89 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the XDP program does with frames of servers (ebpf/nicps_servers.h), as a model: the rules, in their order.
 
-A step is one token, and parameters are the steps that are in them, each with its weight. A processor may stall at each
-of the program's steps, and go on long after others.
+A processor may stall at each of the program's steps, and go on long after others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from nicps.protocol import KernelState, Phase, SendServed
 from nicps.protocol.serving import Serving, per_push, pulled_fragments
 from nicps.wire import FrameType, Refusal
-from tests.simulator.kernel import Kernel, Receiver, in_ranges
 from tests.simulator.partners import hand_over
 from tests.simulator.places import Progress
+from tests.simulator.served_places import (
+    NOTHING,
+    Content,
+    Home,
+    Part,
+    ServedFrame,
+    Stored,
+    Token,
+)
 
 if TYPE_CHECKING:
     from tests.simulator.served_host import ServedHost
 
 _FRAME_S = 12e-6  # line time
-
-Token: TypeAlias = tuple[str, int]  # of a step: whose, and the how manieth
-Weight: TypeAlias = tuple[str, int]  # "push" and its staleness, or "mean" and of how many
-Content: TypeAlias = Mapping[Token, Weight]  # never changed, but replaced
-NOTHING: Content = {}
-
-
-@dataclass(slots=True)
-class ServedFrame:
-    """A frame as it is on the wire, which is not changed. `content`: of HELD."""
-
-    type: FrameType
-    view: int
-    key: bytes | None
-    round: int
-    sender: int
-    to: bytes | None
-    number: int
-    index: int
-    version: int = 0
-    members: int = 0
-    staleness: int = 0
-    reason: int = 0
-    token: Token = ("", 0)
-    content: Content = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Home:
-    """A push fragment's place at its server. `index`: of the fragment."""
-
-    index: int
-    content: Content = field(default_factory=dict)
-    claimed: bool = False
-    sums: Content = field(default_factory=dict)
-    tag: int = 0
-    seen: int = 0
-    members: int = 0
-    due: bool = False
-    last: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Stored:
-    """Parameters that a worker has pulled; `rest`: round and version."""
-
-    content: Content = field(default_factory=dict)
-    tag: int = 0
-    rest: tuple[int, int] = (0, 0)
-
-
-class Part:
-    """The homes of one server, filled from `contents` (by push fragment).
-
-    `name` tells one part from another; `since`, the first round of the phase that it was made for.
-    """
-
-    def __init__(
-        self, name: int, since: int, indices: range, contents: Mapping[int, Content]
-    ) -> None:
-        self.name, self.since, self.indices = name, since, indices
-        self.homes = {index: Home(index, contents[index]) for index in indices}
 
 
 class ServersKernel:
@@ -443,49 +387,5 @@ class ServersKernel:
             host.wake(host.sums_up)
 
 
-class ServedReceiver(Receiver):
-    """What has arrived, as the protocol asks for it (`nicps.protocol.kernel.ServedReceiver`)."""
-
-    def __init__(self, kernel: Kernel, servers: ServersKernel) -> None:
-        super().__init__(kernel)
-        self._servers = servers
-
-    def count(self, round_: int, view: int, sender: int) -> int:
-        return len(self._kernel.taken.get((view, round_, sender), ()))
-
-    def acknowledged_to(self, number: int, first: int, end: int) -> tuple[int, int]:
-        return _reached([one >= number for one in self._servers.taken[first:end]], first)
-
-    def missing_acknowledgements(
-        self, number: int, first: int, end: int, limit: int
-    ) -> list[tuple[int, int]]:
-        taken = self._servers.taken
-        return in_ranges((i for i in range(first, end) if taken[i] < number), limit)
-
-    def pulled_to(self, number: int, first: int, end: int) -> tuple[int, int]:
-        return _reached([one.tag == number for one in self._servers.store[first:end]], first)
-
-    def missing_parameters(
-        self, number: int, first: int, end: int, limit: int
-    ) -> list[tuple[int, int]]:
-        store = self._servers.store
-        return in_ranges((i for i in range(first, end) if store[i].tag != number), limit)
-
-    def least_version(self, first: int, end: int) -> tuple[int, int]:
-        return self._servers.least_version(first, end)
-
-    def answered(self, server: int) -> tuple[int, int, int, int]:
-        return self._servers.answered(server)
-
-    def made(self, round_: int, view: int) -> int:
-        made = self._servers.made
-        return made.count if made.tag == view << 32 | round_ else 0
-
-
 def _tag(frame: ServedFrame) -> int:
     return frame.view << 32 | frame.round
-
-
-def _reached(here: list[bool], first: int) -> tuple[int, int]:
-    beyond = max((at for at, one in enumerate(here, 1) if one), default=0)
-    return first + (here.index(False) if False in here else len(here)), first + beyond

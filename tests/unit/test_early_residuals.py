@@ -59,14 +59,14 @@ def after_the_sums(
 ) -> F32:
     """As round 8 is waited for, `then` once its sums are read; the residual that round 7 has left."""
     before = residual(agent).copy()
-    ahead = agent.session._reduces().ahead
+    ahead = agent.session._shared().reducer.ahead
 
     def read_and_then(stop: Any) -> None:
         ahead(stop)
         assert (residual(agent) != before).mean() > 0.9
         then()
 
-    monkeypatch.setattr(agent.session._reduces(), "ahead", read_and_then)
+    monkeypatch.setattr(agent.session._shared().reducer, "ahead", read_and_then)
     return before
 
 

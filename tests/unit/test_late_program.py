@@ -80,8 +80,8 @@ def restarted(folder: Path) -> Host:
 def in_group(life: Any) -> None:
     """The host is in the group "g" of two, which is under way."""
     life.roles.part = parts.Host().part
-    life.roles.part.prepared = {"settings": {"group": {"name": "g", "size": 2}}}
-    life.roles.part.digest = "abc"
+    life.roles.part.job.prepared = {"settings": {"group": {"name": "g", "size": 2}}}
+    life.roles.part.job.digest = "abc"
     enter_ring(life.node, 1, None)
 
 
@@ -163,7 +163,7 @@ def test_no_program_comes_into_a_group_that_its_host_is_leaving(host: Host, leav
     """The host leaves for the sake of a program that has gone: the next one waits until the others have agreed."""
     life = host.rooms.driver.life
     life.roles.part = parts.Host().part
-    life.roles.part.digest = "abc"  # of a job that is no group
+    life.roles.part.job.digest = "abc"  # of a job that is no group
     enter_ring(life.node, 1, None)
     if leaves:
         life.node.leave(START, "the program has gone")

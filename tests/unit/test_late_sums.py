@@ -7,7 +7,7 @@ import pytest
 
 from nicps import wire
 from nicps.protocol.signals import Late
-from tests.striped_member import FRAGMENTS, TIMINGS, Kernel, closed, member
+from tests.striped_member import FRAGMENTS, TIMINGS, WINDOW, Kernel, closed, member
 from tests.unit import test_switch_exchanger as switch
 
 pytestmark = pytest.mark.unit
@@ -41,6 +41,28 @@ def test_who_has_not_contributed_to_a_sum_is_late_and_not_its_aggregator() -> No
     for absent, late in ((0b0001, {1: Late.GRADIENT}), (0b0011, {4: Late.SUMS})):
         part.on_lacking(0.01, wire.Lacking(absent, 2000, FRAGMENTS, 1, 16, 0, -40))
         assert part.find_late() == late
+
+
+def test_an_aggregator_that_answers_no_more_is_late_and_reported_itself() -> None:
+    """Its port has failed, say. What it has told before is as old as that."""
+    kernel = Kernel()
+    kernel.next_ = {4: 2000 + WINDOW, 1: 1000}
+    part, token = member(kernel=kernel), closed(1, 2, 4)
+    part.on_token(0.0, token)
+    kernel.sums, told = set(range(2000)), wire.Lacking(0b0001, 2000, FRAGMENTS, 1, 16, 0, -40)
+    for _ in range(2):
+        now, asked_at = part.deadline(), list[float]()
+        part.advance(now)
+        part.on_lacking(now, told)
+        while part.find_late() == {1: Late.GRADIENT} and len(asked_at) < 20:
+            asked_at.append(part.deadline())
+            part.advance(asked_at[-1])
+        assert part.find_late() == {4: Late.SUMS}
+        assert len(asked_at) == 5 and asked_at[-1] - now < 1.1
+    while not (lacks := part.take_report(now, token)):
+        now = part.deadline()
+        part.advance(now)
+    assert lacks == {4: FRAGMENTS - 2000}
 
 
 def test_in_the_own_stripe_the_kernel_knows_who_is_late() -> None:

@@ -113,7 +113,7 @@ def test_a_decision_names_the_job(leader: Leader, kind: wire.PhaseKind) -> None:
 @pytest.mark.parametrize("purpose", ["job", "files"])
 def test_what_cannot_be_opened_ends_the_job(leader: Leader, purpose: str) -> None:
     submission = Submission(1, "job", {"files": [], "settings": {}})
-    leader.host.part.prepared = {"files": []}
+    leader.host.part.job.prepared = {"files": []}
     leader.do(leader.lead.open_hand_out(0.0, purpose, leader.host.part, submission))
     begin = leader.host.begun.pop()
     leader.do(leader.host.tasks.fail(0.0, begin.ticket, "job.tar became shorter"))
@@ -282,8 +282,8 @@ def test_who_takes_over_goes_on_with_the_exchange_of_the_job(
 ) -> None:
     """The starter is lost before anybody has trained: the job's setting holds, as far as this host believes it."""
     host = Host()
-    host.part.digest, host.part.exchange = "abc", trained
-    host.part.prepared = {"settings": {"batch": 8, "exchange": setting}}
+    host.part.job.digest, host.part.exchange = "abc", trained
+    host.part.job.prepared = {"settings": {"batch": 8, "exchange": setting}}
     node = Node(MEMBERS[0].mac, "h1", "nicps", NoKernel(), lambda: 1)
     node._host.state, node._host.number = NodeState.MEMBER, 1
     node._host.view = View(1, MEMBERS, frozenset({1, 2, 3}), 1)

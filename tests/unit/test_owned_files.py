@@ -122,8 +122,8 @@ def test_a_job_keeps_what_was_handed_out(tmp_path: Path, puts: Callable[[Path], 
     path.unlink()
     puts(path)
     part.has_job(outcomes[0].prepared)
-    assert limited(lambda: part.part.settings) == GOOD["settings"]
-    assert limited(lambda: part.part.prepared) == GOOD
+    assert limited(lambda: part.part.job.settings) == GOOD["settings"]
+    assert limited(lambda: part.part.job.prepared) == GOOD
     rooms.executor.close_job(CloseJob())
     rooms.until(lambda: not list((tmp_path / "agent" / "work").iterdir()), "its files are gone")
     rooms.close()

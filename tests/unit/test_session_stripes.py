@@ -215,7 +215,7 @@ def test_a_switch_keeps_what_its_sums_leave_over(
     monkeypatch.setattr(agent.mine, "add_rest", lambda *_: None)
     agent.enter("train", 7, "linux-switch")
     session, out, order = agent.session, np.full(LANES, 7, np.float32), list[int]()
-    whole = session._reduces().vector
+    whole = session._shared().reducer.vector
     write = whole.write
 
     def watched(first: int, *what: Any) -> None:
@@ -247,7 +247,7 @@ def test_sums_are_read_while_the_commit_is_waited_for(
     agent.offered(7, gradient(1))
     agent.others_offer(7, others(1))
     expected = agent.settle(7, (1, 2, 3), commit=False)
-    ahead = session._reduces().ahead
+    ahead = session._shared().reducer.ahead
 
     def then(stop: Any) -> None:
         ahead(stop)
@@ -255,7 +255,7 @@ def test_sums_are_read_while_the_commit_is_waited_for(
         agent.hosts[2].sums.array["lane"] = 1  # they were read already
         agent.commit(7, (1, 2, 3), -40)
 
-    monkeypatch.setattr(session._reduces(), "ahead", then)
+    monkeypatch.setattr(session._shared().reducer, "ahead", then)
     commit = session.wait_commit(7, out)
     assert commit is not None
     assert same(session.sum(commit, out), expected)
@@ -299,7 +299,7 @@ def test_a_round_is_committed_in_the_view_before(agent: Agent) -> None:
 
 def test_all_reduce(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is sent, and is NaN in that fragment at all; numbers of any size leave nobody out."""
-    reducer, expected = agent.session._reduces(), np.empty(0)
+    reducer, expected = agent.session._shared().reducer, np.empty(0)
     convert, total = reducer.convert, np.empty(LANES, np.float32)
 
     def then_commit(round_: int, vector: F32) -> None:

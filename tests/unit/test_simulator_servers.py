@@ -18,7 +18,8 @@ from tests.simulator import partners, schedules, served_schedules, servers
 from tests.simulator.drill import run
 from tests.simulator.schedules import Violation
 from tests.simulator.served_host import ServedHost
-from tests.simulator.servers import Home, Part, ServedFrame, ServersKernel
+from tests.simulator.served_places import Home, Part, ServedFrame
+from tests.simulator.servers import ServersKernel
 
 pytestmark = pytest.mark.unit
 

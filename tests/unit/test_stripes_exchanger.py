@@ -247,6 +247,14 @@ def test_and_larger_again_if_they_lose_as_much_or_take_longer() -> None:
         assert lossy_round(part, kernel, lost) == (WINDOW, WINDOW)
 
 
+def test_the_windows_are_smaller_on_a_slow_line() -> None:
+    """A stripe of a thousand fragments in two seconds: a window takes 84 ms, and half of one 42 ms."""
+    kernel = Kernel()
+    part = member(kernel=kernel)
+    windows = [lossy_round(part, kernel, set(), took_s=2.0) for _ in range(20)]
+    assert windows == [(WINDOW, WINDOW)] + [(WINDOW // 2, WINDOW // 2)] * 19
+
+
 def test_all_members_have_the_least_window_that_one_has_proposed() -> None:
     """And while none is known, the one before. A round with another's window shows nothing of the own one."""
     kernel = Kernel()
@@ -274,7 +282,7 @@ def test_the_agent_is_woken_as_often_as_the_rounds_window_needs() -> None:
     assert part.clock == max(WINDOW // 2, FRAGMENTS // 32)
     part.agree_on(2)
     part.on_token(0.0, closed(1, 2, 4))
-    assert part.clock == FRAGMENTS // 32
+    assert part.clock == 256 * 2 // WINDOW
     phase = replace(PHASE, fragments=12, last_fragments=12)
     small = exchanger_of(phase, VIEW, 2, Kernel(), TIMINGS, 0.0)
     small.open(ROUND)
@@ -282,6 +290,18 @@ def test_the_agent_is_woken_as_often_as_the_rounds_window_needs() -> None:
     small.agree_on(2)
     small.on_token(0.0, closed(1, 2, 4))
     assert small.clock == 1
+
+
+@pytest.mark.parametrize(("window", "clock"), [(WINDOW, 256), (21, 128), (3, 18), (2, 12), (1, 6)])
+def test_in_a_large_round_the_agent_is_woken_after_as_many_windows(window: int, clock: int) -> None:
+    """Two lost ones stop a stripe whose window is of two."""
+    phase = replace(PHASE, fragments=64_000, last_fragments=64_000)
+    part = exchanger_of(phase, VIEW, 2, Kernel(), TIMINGS, 0.0)
+    part.open(ROUND)
+    assert part.clock == 256
+    part.agree_on(window)
+    part.on_token(0.0, closed(1, 2, 4))
+    assert part.clock == clock
 
 
 def test_with_a_smaller_window_fewer_later_sums_show_a_loss() -> None:
@@ -375,6 +395,26 @@ def test_who_lacks_nothing_is_not_accused() -> None:
         now = part.deadline()
         part.advance(now)
     assert part.take_report(now, token) == {4: 1}
+
+
+def test_nobody_is_named_for_what_is_behind_a_window() -> None:
+    """With a window of two, members that wait for sums themselves have not sent the third one."""
+    kernel, counts = Kernel(), set[int]()
+
+    def absent(round_: int, view: int, first: int, count: int, members: int) -> dict[int, int]:
+        counts.add(count)
+        return {1: count}
+
+    kernel.absent = absent  # type: ignore[method-assign]
+    part, token = member(kernel=kernel), closed(1, 2, 4)
+    part.agree_on(2)
+    part.on_token(0.0, token)
+    now = part.deadline()
+    assert only(part.advance(now)).ranges == ((2000, 2), (0, 2))
+    while not (lacks := part.take_report(now, token)):
+        now = part.deadline()
+        part.advance(now)
+    assert lacks[1] == 1000 + 2 and counts == {2}
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 6, 12, 16, 64])

@@ -161,7 +161,7 @@ def test_the_leads_last_word_comes_last(agent: Agent, monkeypatch: pytest.Monkey
             deciding.join(0.2)
         sent.append(message.round)
 
-    monkeypatch.setattr(session, "_send", send)
+    monkeypatch.setattr(session._decisions, "_send", send)
     session._note(shared_form.View(VIEW + 1, (1, 2, 3), 2, 7), [])
     deciding.join(10.0)
     assert sent == [6, 7]

@@ -11,7 +11,7 @@ import pytest
 
 from nicps.protocol.exchange import window_size
 from nicps.protocol.exchange.window_size import LEAST, WindowSize
-from nicps.protocol.exchange.windows import RoundTrip, Window
+from nicps.protocol.exchange.windows import RoundTrip, Window, share_of
 
 pytestmark = pytest.mark.unit
 
@@ -72,9 +72,10 @@ def test_of_a_bad_line_it_stays_as_it_is(loss: float, members: int) -> None:
         assert sizes.count(MOST) > 200, "but for trials"
 
 
-def test_a_slow_host_or_line_without_losses_makes_nothing_smaller() -> None:
+def test_a_slow_host_without_losses_makes_nothing_smaller() -> None:
+    """As long as a window takes less than 50 ms."""
     rates = random.Random(2)
-    assert set(sizes_of(lambda _: (0.0, rates.uniform(100, 1e4)), 100)) == {MOST}
+    assert set(sizes_of(lambda _: (0.0, rates.uniform(MOST / 0.04, 1e4)), 100)) == {MOST}
 
 
 def test_few_lost_ones_make_nothing_smaller() -> None:
@@ -117,9 +118,84 @@ def test_what_is_asked_for_twice_is_lost_once_and_what_is_only_late_is_not_lost(
     stripe.sent, stripe.due = 60, 1.0
 
     def ask(now: float, *lost: tuple[int, int]) -> list[tuple[int, int]]:
-        return stripe.find_lost(now, round_trip, 10, lambda *_: [*lost])
+        return stripe.find_lost(now, round_trip, 10, lambda *_: [*lost], 4)
 
     assert ask(1.0) == [(0, 4)] and not stripe.lost, "nothing has come"
     stripe.note_come(1.1, 5, 30, round_trip)
     assert ask(1.1, (5, 2), (9, 1)) and stripe.lost == 3
     assert ask(9.0, (6, 1), (9, 1), (25, 1)) and stripe.lost == 4
+
+
+# ---- how long a window takes
+
+
+def sum_rate(mbit: float) -> float:
+    """Sums of others' stripes a second at a port that has as many contributions to pass on."""
+    return mbit * 1e6 / (1520 * 8) / 2
+
+
+def slow_line(mbit: float, hosts: int = 2) -> Line:
+    """It is busy with one fragment on the way to each aggregator. Nothing is lost."""
+    return lambda size: (0.0, sum_rate(mbit) / (hosts - 1))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("mbit", [0.1, 1, 10, 20, 40])
+def test_a_window_takes_about_50_ms_at_the_most(mbit: float, members: int) -> None:
+    """And no less than half of that, as far as there are such sizes. Rounds take 5 % more or less."""
+    sizes = sizes_of(slow_line(mbit), 200, members, most=85)
+    assert sizes[0] == 85
+    took_s = [size / sum_rate(mbit) / window_size.LONGEST_S for size in sizes[6:]]
+    if mbit > 1:
+        assert min(took_s) > 0.4 and max(took_s) < 1.06
+    else:
+        assert {*sizes[6:]} == {LEAST}
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 6, 9])
+@pytest.mark.parametrize("mbit", [100, 1000])
+def test_on_a_fast_line_it_stays_as_it_is(mbit: float, hosts: int) -> None:
+    most = share_of(2 * (hosts - 1))
+    assert set(sizes_of(slow_line(mbit, hosts), 100, hosts, most=most)) == {most}
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_it_grows_once_the_line_is_fast(members: int) -> None:
+    """It carries 1 Mbit/s, and after 50 rounds 1 Gbit/s."""
+    rounds = iter(range(1000))
+    sizes = sizes_of(
+        lambda size: slow_line(1 if next(rounds) < 50 else 1000)(size), 80, members, 85
+    )
+    assert sizes[49] == LEAST and sizes[70:] == [85] * 10
+
+
+def test_it_stays_as_it_is_where_another_program_fills_the_queue() -> None:
+    """A smaller window has a smaller part of the line, and waits as long."""
+    sizes = sizes_of(lambda size: (0.0, size / 0.3), 300, most=85)
+    assert sizes.count(85) > 280 and set(sizes) == {85, 42}
+
+
+def test_losses_on_a_slow_line_make_it_smaller_still() -> None:
+    sizes = sizes_of(lambda size: (max(0.0, (size - 5) / 400), sum_rate(10)), 300, most=85)
+    assert sizes.count(5) > 250
+
+
+def test_a_second_of_a_slow_line_is_enough() -> None:
+    """There are a few hundred fragments in it."""
+    size = WindowSize(85)
+    rate, sizes = sum_rate(10), [85]
+    for _ in range(16):
+        size.note_round(100, 0, 100 / rate)
+        sizes.append(size.size)
+    assert sizes == [85] * 5 + [42] * 5 + [21] * 5 + [10] * 2
+
+
+def test_short_rounds_do_not_show_how_long_a_window_takes() -> None:
+    """Of a few fragments, where a host is late."""
+    size = WindowSize(MOST)
+    for _ in range(3000):
+        size.note_round(3 * (MOST - 1), 0, 0.2, stripes=3)
+    assert size.size == MOST
+    for _ in range(5):
+        size.note_round(3 * MOST, 0, 0.2, stripes=3)
+    assert size.size == MOST // 2

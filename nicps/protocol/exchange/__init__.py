@@ -4,6 +4,7 @@
     base.py       what the control of a round asks of every exchange
     broadcast.py  the holder broadcasts, every kernel adds (R10, R11)
     stripes.py    everybody sends at once, each fragment to the member that adds it up, or all to a Linux switch
+    late_sums.py  whom the sums of stripes that lack wait for
     switch.py     everybody sends at once to a P4 switch, which adds
     windows.py    how many fragments are under way to one host, and which are lost
     window_size.py  how many where queues are short

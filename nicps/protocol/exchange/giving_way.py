@@ -113,7 +113,7 @@ class GivingWay:
             return
         fragments = sum(stripe.end - stripe.first for stripe in stripes)
         lost, took_s = sum(stripe.lost for stripe in stripes), max(s.took_s for s in stripes)
-        self._best.note_round(fragments, lost, took_s)
+        self._best.note_round(fragments, lost, took_s, len(stripes))
 
     @property
     def proposed(self) -> int:

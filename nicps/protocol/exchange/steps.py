@@ -278,7 +278,7 @@ class Steps:
 
     def _find_lost(self, now: float, window: Window) -> Ranges:
         missing = partial(self._missing, window)
-        return window.find_lost(now, self._round_trip, self._overtake, missing)
+        return window.find_lost(now, self._round_trip, self._overtake, missing, PROBES)
 
     # ---- a partner's half of a pull
 

@@ -9,7 +9,6 @@ The stripe of rank r of n aggregators is the fragments F r // n to F (r + 1) // 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,21 +17,17 @@ from nicps.protocol.actions import Action, Narrow, Striped
 from nicps.protocol.exchange import windows
 from nicps.protocol.exchange.base import Exchanger
 from nicps.protocol.exchange.giving_way import GivingWay, LineFigures
+from nicps.protocol.exchange.late_sums import LateSums
 from nicps.protocol.exchange.windows import RoundTrip, Window
 from nicps.protocol.progress import BEHIND, Progress
 from nicps.protocol.signals import Lacks, Late
 from nicps.protocol.token import TokenState
-from nicps.protocol.view import numbers
 
-#: The agent looks after so many sums at a time: what was lost, and where the kernel could not go on sending. At least
-#: as often in a round as the second says.
+#: The agent looks after so many sums at a time, with the largest window: what was lost, and where the kernel could not
+#: go on sending. At least as often in a round as the second says.
 _CLOCK, _LOOKS = 256, 32
 #: Sums that are looked at in one go by who does not send, and so does not know how far they can have come.
 _GLANCE = 4096
-#: Sums that `_come_to` reads in one go.
-_PEEK = 64
-#: Questions without any answer, after which what the aggregator has answered before does not count.
-_UNANSWERED = 4
 #: Rounds before the open one that a frame can name.
 _FARTHEST = 255
 
@@ -52,6 +47,8 @@ class StripesExchanger(Exchanger):
         self._way = GivingWay(self._window)
         self._round_trip = RoundTrip(self._timings.repeat_s)
         self._progress = Progress(self._timings)
+        whose = self._receiver, self._view.number, self._number
+        self._late = LateSums(*whose, central=self.kind.central)
         self._striped: Striped | None = None
         self._stripes: list[Window] = []
         self.open(0)
@@ -68,7 +65,7 @@ class StripesExchanger(Exchanger):
         self._awaits_lanes = False
         #: A conversion, and how many records of it in the own stripe were seen.
         self._entering = 0, 0
-        self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
+        self._late.open(round_)
         self._progress.open()
         self._round_trip.open()
         self._way.open()
@@ -81,8 +78,10 @@ class StripesExchanger(Exchanger):
             self._way.note_losses(others)
 
     def _set_clock(self, round_: int) -> None:
+        """In a smaller window fewer losses stop a stripe, and as many windows have come after fewer sums."""
         looks = self._fragments_in(round_) // _LOOKS
-        self.clock = min(_CLOCK, max(1, self._way.size // 2, looks))
+        most = max(1, _CLOCK * self._way.size // self._window)
+        self.clock = min(most, max(1, self._way.size // 2, looks))
 
     def agree_on(self, window: int) -> None:
         """If none is known, the one of the round before is this round's."""
@@ -141,7 +140,7 @@ class StripesExchanger(Exchanger):
         striped, index = self._striped, lacking.index
         if striped is None or self._dropped or lacking.members & ~striped.members:
             return []
-        self._absent[index] = lacking.members
+        self._late.note_answer(index, lacking.members)
         mine = lacking.members >> (self._number - 1) & 1
         stripe = next((s for s in self._stripes if s.first <= index < s.end), None)
         if stripe is not None:
@@ -264,18 +263,10 @@ class StripesExchanger(Exchanger):
         return self._way.took_s, self._way.whole_at
 
     def find_late(self) -> Mapping[int, Late]:
-        """Of the sums that lack here while those of all other stripes are here, or that nothing has come of for longer
-        than an answer takes: the contributors that lack, if their aggregator has told, or the aggregator.
-        """
+        """By `LateSums`, of the open round."""
         if self._striped is None or self._dropped:
             return {}
-        found = [(s, self._come_to(s)) for s in self._stripes if s.first < s.end]
-        lacking = [(stripe, index) for stripe, index in found if index < stripe.end]
-        only, late = len(lacking) == 1 < len(found), dict[int, Late]()
-        for stripe, index in lacking:
-            if only or stripe.asks:
-                late |= self._late_in(stripe, index, only=only)
-        return late
+        return self._late.find(self._stripes, self._striped.members)
 
     # ---- what the control asks
 
@@ -337,15 +328,10 @@ class StripesExchanger(Exchanger):
         return False
 
     def take_report(self, now: float, token: TokenState) -> Lacks:
-        """By who has not contributed, or by who does not answer, the sums that are asked for and do not come."""
-        if not self._progress.take_report(now):
+        """By `LateSums`, of the sums that are asked for and do not come."""
+        if not self._progress.take_report(now) or self._striped is None:
             return {}
-        lacks = Counter[int]()
-        for stripe in self._stripes:
-            if stripe.here < stripe.end:
-                own = stripe.owner == self._number
-                lacks.update(self._absent_here(stripe) if own else self._absent_there(stripe))
-        return dict(+lacks)  # who lacks nothing is in no report
+        return self._late.count(self._stripes, self._striped.members, self._probes)
 
     def owns_ready(self, token: TokenState) -> bool:
         """`ready` counts samples throughout."""
@@ -358,6 +344,11 @@ class StripesExchanger(Exchanger):
         """This member contributes to the open round."""
         striped = self._striped
         return striped is not None and bool(striped.members >> (self._number - 1) & 1)
+
+    @property
+    def _probes(self) -> int:
+        """Sums to ask for where none of a stripe comes. Nobody has contributed to what is behind a window."""
+        return min(windows.PROBES, self._way.size)
 
     def _remainders(self, alone: bool) -> tuple[int, int]:
         """The view of the round whose remainders a switch adds to the open one, and how many rounds before it was."""
@@ -398,19 +389,6 @@ class StripesExchanger(Exchanger):
         here, beyond = self._receiver.reached(self._round, self._view.number, stripe.here, end)
         stripe.note_come(now, here, beyond, self._round_trip)
 
-    def _come_to(self, stripe: Window) -> int:
-        """The first sum of the stripe that has not come; `stripe.end` if all have.
-
-        `stripe.here` is too old for that in the own stripe. A sum that has come is not read again in the round.
-        """
-        at, whole = max(stripe.here, stripe.looked), True
-        while whole and at < stripe.end:
-            end = min(at + _PEEK, stripe.end)
-            at, _ = self._receiver.reached(self._round, self._view.number, at, end)
-            whole = at == end
-        stripe.looked = at
-        return at
-
     def _next_of(self, now: float, stripe: Window) -> list[tuple[int, int]]:
         """The contributions that there is room for, and lanes."""
         assert self._striped is not None
@@ -432,7 +410,8 @@ class StripesExchanger(Exchanger):
         The window that the agent sends waits in the host's queue. What the kernel sends by XDP_TX, as sums come, does
         not: so nearly a window may overtake one that is not lost.
         """
-        return stripe.find_lost(now, self._round_trip, self._way.size - 1, self._missing)
+        overtake = self._way.size - 1
+        return stripe.find_lost(now, self._round_trip, overtake, self._missing, self._probes)
 
     def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""
@@ -447,52 +426,6 @@ class StripesExchanger(Exchanger):
     def _note_vain(self, now: float, asks: int) -> None:
         have = self._receiver.count(self._round, self._view.number, 0)
         self._progress.note(now, have, asks)
-
-    def _absent_here(self, stripe: Window) -> Mapping[int, int]:
-        """In the own stripe: how many contributions are lacking, by whose they are.
-
-        Up to its first sums that are lacking: what is behind a window nobody has sent yet.
-        """
-        assert self._striped is not None
-        count = min(stripe.here + windows.PROBES, stripe.end) - stripe.first
-        view, members = self._view.number, self._striped.members
-        return self._receiver.absent(self._round, view, stripe.first, count, members)
-
-    def _absent_there(self, stripe: Window) -> Mapping[int, int]:
-        """In another's: the same of the sums that it has answered for; if it has not, or no more, it is its own.
-
-        Of a switch it is, too, if it does not take what this member sends again. A member that says so is not at fault.
-        """
-        missing = self._missing(stripe.here, stripe.end, windows.RANGES)
-        indices = [index for first, count in missing for index in range(first, first + count)]
-        if stripe.unanswered > _UNANSWERED:
-            return {stripe.owner: len(indices)}
-        lacks, mine, refused = Counter[int](), 1 << (self._number - 1), 0
-        for index in indices:
-            absent = self._absent.get(index, 0)
-            lacks.update(numbers(absent & ~mine))
-            refused += bool(absent & mine) and index < stripe.sent
-        if self.kind.central and refused:
-            return {stripe.owner: refused}
-        answered = any(index in self._absent for index in indices)
-        return lacks if answered else {stripe.owner: len(indices)}
-
-    def _late_in(self, stripe: Window, index: int, *, only: bool) -> Mapping[int, Late]:
-        """Whom the first sum of a stripe that lacks here waits for. An aggregator that lacks the contributions of all
-        others, also one that this member has sent, takes none.
-        """
-        assert self._striped is not None
-        members, mine = self._striped.members, 1 << (self._number - 1)
-        if stripe.owner == self._number:
-            whose = self._round, self._view.number, stripe.first, index + 1 - stripe.first, members
-            absent = {k for k, count in self._receiver.absent(*whose).items() if count}
-            if len(absent) > 1 and absent == set(numbers(members & ~mine)):
-                return {self._number: Late.SUMS} if only else {}
-            return dict.fromkeys(absent, Late.GRADIENT)
-        told = self._absent.get(index, 0)
-        if not told or (told & mine and index < stripe.sent):
-            return {stripe.owner: Late.SUMS}
-        return dict.fromkeys(numbers(told), Late.GRADIENT)
 
     def _frames(
         self, striped: Striped, ranges: list[tuple[int, int]], *, repair: bool

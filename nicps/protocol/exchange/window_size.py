@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of the windows to aggregators: smaller where that loses fewer fragments (docs/stripes.md)."""
+"""The size of the windows to aggregators: smaller on slow lines, and where that loses less (docs/stripes.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ LEAST = 2
 ENOUGH = 4096
 #: Part of them that is lost where other sizes are tried.
 LOSSY = 1 / 256
-#: A size is better than a larger one if it has at most that part of the loss, and at least that part of the rate.
+#: How long a window may take where a smaller one is as fast: in a port's queue control frames wait behind it.
+LONGEST_S = 0.05
+#: Seconds of rounds that show how long it takes.
+ENOUGH_S = 1.0
+#: A size is better than a larger one that loses fragments if it has at most that part of the loss, and at least that
+#: part of the rate.
 LOSES, KEEPS = 2 / 3, 3 / 4
 #: Judgements from a trial that has failed to the next one; each time twice as many.
 PATIENCE, MOST_PATIENCE = 8, 64
@@ -19,27 +24,34 @@ PATIENCE, MOST_PATIENCE = 8, 64
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Of fragments in a window of that size: the part that was lost, and how many came a second."""
+    """Of fragments in a window of that size: the part that was lost, and how many came a second.
+
+    `took_s`: how long a window took; 0 if no round was long enough to show it.
+    """
 
     size: int
     loss: float
     rate: float
+    took_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        """Other frames wait too long behind it, if it is in a queue."""
+        return self.took_s > LONGEST_S
 
     def is_better(self, larger: _Judged) -> bool:
-        """Than that one, which needs no place in a queue that is too short."""
-        if larger.loss < LOSSY:
+        """Than that one, which needs no place in a queue: it is too short, or of a slow line."""
+        if self.rate < larger.rate * KEEPS:
             return False
-        return self.loss <= larger.loss * LOSES and self.rate >= larger.rate * KEEPS
+        return larger.is_slow or (larger.loss >= LOSSY and self.loss <= larger.loss * LOSES)
 
 
 class WindowSize:
     """How many fragments a member may have on their way to each aggregator. It changes only between rounds.
 
     A port's queue that is too short for the windows of all members loses fragments. So does a bad line, whatever the
-    windows are. Trials tell them apart: after losses of a window half as large, after a while without of one twice as
-    large.
-
-    A host that is slow loses nothing, so its windows stay as they are.
+    windows are. A window takes long in a queue of a slow line, and if something else is slow, or another program fills
+    the queue. Trials tell them apart: of a window half as large, and after a while of one twice as large.
 
     Args:
         most: the size without losses.
@@ -56,20 +68,27 @@ class WindowSize:
     def _clear(self) -> None:
         self._came = self._lost = 0
         self._took_s = 0.0
+        #: Of rounds with at least one window of a stripe: how many windows, and how long these took.
+        self._windows = self._windows_s = 0.0
 
-    def note_round(self, fragments: int, lost: int, took_s: float) -> None:
+    def note_round(self, fragments: int, lost: int, took_s: float, stripes: int = 1) -> None:
         """All sums of a round are here.
 
         Args:
             fragments: in the stripes of others.
             lost: the fragments whose sums were asked for although later ones had come.
             took_s: from the closed list on.
+            stripes: of others.
         """
         self._came, self._lost = self._came + fragments, self._lost + min(lost, fragments)
         self._took_s += took_s
-        if self._came < ENOUGH or not self._took_s:
+        if (windows := fragments / stripes / self.size) >= 1:
+            self._windows, self._windows_s = self._windows + windows, self._windows_s + took_s
+        window_s = self._windows_s / self._windows if self._windows else 0.0
+        slow = window_s > LONGEST_S or (self._before is not None and self._before.is_slow)
+        if not self._took_s or (self._came < ENOUGH and not (slow and self._windows_s >= ENOUGH_S)):
             return
-        judged = _Judged(self.size, self._lost / self._came, self._came / self._took_s)
+        judged = _Judged(self.size, self._lost / self._came, self._came / self._took_s, window_s)
         self._clear()
         self._judge(judged)
 
@@ -85,11 +104,12 @@ class WindowSize:
             self._go_on(now)
 
     def _go_on(self, now: _Judged) -> None:
-        self._shrinks |= self.size == self._most
-        lossy = now.loss >= LOSSY
-        if self._shrinks and not lossy and self.size == self._most:
+        largest = self.size == self._most or 2 * now.took_s > LONGEST_S
+        self._shrinks |= largest
+        poor = now.loss >= LOSSY or now.is_slow
+        if self._shrinks and not poor and largest:
             return
-        if self._shrinks and (not lossy or self.size <= LEAST):
+        if self._shrinks and (not poor or self.size <= LEAST):
             self._turn()
             return
         self._before = now

@@ -73,9 +73,8 @@ class Window:
     `owner` answers them. `beyond`: one past the last that has come; the holes before `asked` have been asked for.
     `asks` is how often, since one came; `unanswered`, since `owner` has answered. `held_until`: `owner` is asked for no
     more before, as it does not have them yet. `lost`: so many were asked for since later ones had come. `took_s`: from
-    `begun_at` until all had come. `looked`: all before it have come, as `find_late` has seen. `channel`: of their
-    frames. `down`: they are sent from the last to the first. Then all these are positions in that order, the first of
-    them `first`, and `in_order` says which fragments lie there.
+    `begun_at` until all had come. `channel`: of their frames. `down`: they are sent from the last to the first. Then
+    all these are positions in that order, the first of them `first`, and `in_order` says which fragments lie there.
     """
 
     owner: int
@@ -94,7 +93,6 @@ class Window:
     lost: int = 0
     begun_at: float = 0.0
     took_s: float = 0.0
-    looked: int = 0
     channel: int = 0
     down: bool = False
 
@@ -141,12 +139,14 @@ class Window:
         round_trip: RoundTrip,
         overtake: int,
         missing: Callable[[int, int, int], Ranges],
+        probes: int,
     ) -> Ranges:
         """What to ask for: where later ones have come, or where none comes.
 
         Args:
             overtake: so many that come after one do not show yet that it is lost.
             missing: at most so many ranges between two fragments that have not come.
+            probes: so many are asked for where none comes.
         """
         if self.here == self.end:
             return []
@@ -160,7 +160,7 @@ class Window:
             self.asked = self.beyond
             if holes:
                 return holes
-            return [(self.here, min(PROBES, self.end - self.here))]
+            return [(self.here, min(probes, self.end - self.here))]
         lost = self.beyond - overtake
         if lost <= max(self.asked, self.here):
             return []
