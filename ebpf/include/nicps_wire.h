@@ -94,7 +94,7 @@ enum nicps_mark {
 	NICPS_MARK_SKIPPED = 4,     /* had a gradient that does not fit the unit: asks for a larger one */
 	NICPS_MARK_SAVES = 8,       /* R22: the lead's: it writes a checkpoint of the state after this round */
 	NICPS_MARK_SAVED = 16,      /* the same, of the round committed last */
-	NICPS_MARK_GOES_ON = 32,    /* with servers: the lead's: all workers have read the round before, and may push */
+	NICPS_MARK_GOES_ON = 32,    /* with servers: it knows that all workers have read the round before, and may push */
 };
 
 /* What a decision starts: a series of rounds, except FINISH and STOP. */

@@ -152,6 +152,15 @@ class Choice:
         self._servers, self._lonely = servers, lonely
         return Serving(servers, plan.every, plan.staleness, plan.sets, plan.channels), told
 
+    def is_read(self, round_: int, phase: Phase) -> bool:
+        """With servers: all workers have read that round, and each server can pull what the others serve."""
+        if phase.serving is None:
+            return True
+        live = self._node.view.live
+        left = live.intersection(phase.serving.servers)
+        lacks = len(left) < len(phase.serving.servers) and left.difference(phase.sharing(live))
+        return self.read >= round_ and not lacks
+
     def improves(self, phase: Phase, fragments: int) -> bool:
         """Whether a switch has become ready that could take over: also one that was given up, once it has been started
         again. A program of all-reduces expects no new phase for that.

@@ -186,8 +186,8 @@ class Course:
             return []  # repeated by a program that lags: it judges the later rounds yet, or steps
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
-        if phase is not None and phase.serving is not None and self.choice.read < round_:
-            return []  # `read_by_all` comes here again
+        if phase is not None and not self.choice.is_read(round_, phase):
+            return []  # `read_by_all` comes here again, or `server_lost` goes on
         if self.plan.group:
             return self._group_judged(what, phase)
         if what == "more":

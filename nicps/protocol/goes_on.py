@@ -2,7 +2,8 @@
 """GO (docs/servers.md): before all workers have read a round, nobody pushes or offers in the next one.
 
 The lead gives it, once its training program has decided that training goes on (R14). A phase's first round needs it,
-too: a worker may not have pulled what was committed in the phase before.
+too: a worker may not have pulled what was committed in the phase before. Every member tells it on: a new lead must know
+that workers have pushed before it decides anything else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class GoesOn:
 
     def __init__(self, phase: Phase, view: View, known: int) -> None:
         self.known = known
-        self._lead = view.lead
+        self._members = view.order
         # By worker, what it has told; each will tell of a later round than this one.
         self._read = dict.fromkeys(phase.sharing(view.live), phase.first_round - 3)
 
@@ -30,7 +31,7 @@ class GoesOn:
         return round_ <= self.known
 
     def hear(self, round_: int) -> None:
-        """The lead has given it, or a worker offers to that round, so it has heard it."""
+        """The lead has given it, or a member has heard it: so a worker that offers to that round has."""
         self.known = max(self.known, round_)
 
     def hear_read(self, member: int, round_: int) -> None:
@@ -45,13 +46,13 @@ class GoesOn:
             self.hear_read(member, line.read)
             if line.settled:
                 self.hear(token.round)
-        if token.lines[self._lead - 1].marks & wire.Mark.GOES_ON:
+        if any(token.lines[k - 1].marks & wire.Mark.GOES_ON for k in self._members):
             self.hear(token.round)
 
-    def enter(self, token: TokenState) -> None:
-        """The lead marks its entry in the token, for members that have missed the broadcast."""
+    def enter(self, token: TokenState, number: int) -> None:
+        """That member, this one, marks its entry in the token, for members that have missed the broadcast."""
         if token.round <= self.known:
-            token.lines[self._lead - 1].marks |= wire.Mark.GOES_ON
+            token.lines[number - 1].marks |= wire.Mark.GOES_ON
 
     @property
     def reads(self) -> dict[int, int]:

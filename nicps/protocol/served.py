@@ -49,7 +49,7 @@ class Served:
         self._control, self._exchange, self._numbers = control, exchange, numbers
         self._view, self._number, self._leads = view, number, view.lead == number
         self._workers = phase.sharing(view.live)
-        self._synchronises = phase.serving.every > 0
+        self._synchronises, self._pushes = phase.serving.every > 0, phase.serving.every != 1
         self.go = GoesOn(phase, view, carried.goes_on)
         self._step, self._begun = carried.pending.step, carried.pending.begun
         self._wants = MarkTimer(timings)
@@ -78,6 +78,12 @@ class Served:
         if not self._control.has_offered:
             self._step, self._begun = None, Begun(wire.FrameType.PULL, next(self._numbers), sources)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Workers may have pushed in the open round: it is not left in the middle, unless a server lacks."""
+        pushes = self._pushes and not self._exchange.lacks_server
+        return pushes and self.go.may_begin(self._control.round)
+
     def settle(self, now: float) -> Steps:
         """Begin what can be begun now; the lead gives GO, once it can."""
         control, go = self._control, self.go
@@ -97,6 +103,8 @@ class Served:
             if not (control.held_back or go.may_begin(round_)):
                 go.hear(round_)
                 steps += self._send_want(now, wire.Flag.GOES_ON)
+        if self._leads and self.is_under_way:
+            control.go_on(saves=False)  # R14: a lead before this one has decided so
         self._exchange.goes_on = go.known
         if self._waits and self._wants.due() == math.inf:
             steps += self._send_want(now)
@@ -148,7 +156,7 @@ class Served:
         want, flags, sender = frame.body, frame.header.flags, frame.header.sender
         control, go, round_ = self._control, self.go, frame.header.round
         assert isinstance(want, wire.Want)
-        if flags & wire.Flag.OFFERED or (flags & wire.Flag.GOES_ON and sender == self._view.lead):
+        if flags & (wire.Flag.OFFERED | wire.Flag.GOES_ON):
             go.hear(round_)
         go.hear_read(sender, want.read)
         if control.token is None or round_ != control.round:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nicps import wire
+from nicps.protocol.actions import Send
 from nicps.protocol.carried import Carried, Offer
 from nicps.protocol.exchange import ServersExchanger
 from nicps.protocol.exchange.steps import Source
@@ -50,6 +51,11 @@ class ServedRing(Ring):
         """What goes along into the next view."""
         served = self._served
         return replace(super().carry(), goes_on=served.go.known, pending=served.pending)
+
+    @property
+    def between_steps(self) -> bool:
+        """Workers have not begun to push: what the lead decides now leaves nothing of a round at the servers."""
+        return not self._served.is_under_way
 
     # ---- reports of the agent and the node
 
@@ -104,6 +110,10 @@ class ServedRing(Ring):
 
     def _hold(self, now: float) -> Steps:
         token = self._control.token
-        if token is not None and self.number == self._view.lead:
-            self._served.go.enter(token)
+        if token is not None:
+            self._served.go.enter(token, self.number)
         return super()._hold(now)
+
+    def _want_frame(self, flags: int, lacks: tuple[wire.Lack, ...] = ()) -> Send:
+        goes_on = self._served.go.may_begin(self.round)
+        return super()._want_frame(flags | wire.Flag.GOES_ON * goes_on, lacks)

@@ -88,7 +88,7 @@ class Served:
         self._committed: F32 | None = None  # the parameters of the last commit
         self._converted = 0  # the round to which a step was given that is not judged yet
         self._before = 0  # no number up to that is the pull's under way
-        self._asked = 0  # the same of the pull to come, which the answers to a step may bring
+        self._stepped = 0  # the step that was added last, whose answers may have brought parameters
         self._reads = False  # what was committed is not read yet
 
     # ---- a phase
@@ -140,7 +140,6 @@ class Served:
             NonFinite, TooLarge: a number of the step cannot be sent; nothing was.
         """
         own, format, quantiser = self._records(self._own), self._format, self._quantiser
-        self._asked = self._newest() if format.width == PULLED_WIDTH else 0
         quantiser.begin()
         each = format.per_fragment // self._pulled.per_fragment
         for first in range(0, format.fragments, format.batch):
@@ -164,14 +163,13 @@ class Served:
         kinds: tuple[type[Stepped | Committed], ...] = (Stepped, Committed)
         message = self._wait(round_, *kinds)
         offered, self._converted = self._converted == round_, 0
+        self._stepped = 0  # of a step that is dropped, what came with its answers is pulled again
         if isinstance(message, Stepped):
+            self._stepped = message.number
             if offered:
                 self._keep_residual()
             return message
         if message is None:
-            self._asked = (
-                0  # the step is dropped: parameters that came with its answers are pulled again
-            )
             return None
         if offered and self._number in message.counted:
             self._keep_residual()
@@ -188,14 +186,15 @@ class Served:
     def pull(self, round_: int) -> None:
         """Ask for all parameters; `wait_pulled` follows. Meanwhile `here` says which fragments have come.
 
-        Answers to a step with lanes of 32 bits bring parameters: where all have come, no server is asked.
+        Answers to a step with lanes of 32 bits bring parameters: where all have come, no server is asked. Otherwise the
+        kernel writes over those that have, so they are not here before they come again.
         """
-        self._before, self._asked = self._asked or self._newest(), 0
+        stepped, self._stepped = self._stepped, 0
+        if self._store is not None:
+            tags = self._store["tag"]
+            brought = stepped > 0 and bool((tags == stepped).all())
+            self._before = stepped - 1 if brought else max(stepped, int(tags.max()))
         self._say(Pull(round_))
-
-    def _newest(self) -> int:
-        """The newest number under which parameters have come."""
-        return int(self._store["tag"].max()) if self._store is not None else 0
 
     def wait_pulled(self, round_: int) -> bool:
         """Wait until all are here; False if another phase comes before, or no server can give them. After a commit a

@@ -155,7 +155,7 @@ class Mark(IntEnum):
     SKIPPED = 4  # had a gradient that does not fit the unit: asks for a larger one
     SAVES = 8  # R22: the lead's: it writes a checkpoint of the state after this round
     SAVED = 16  # the same, of the round committed last
-    GOES_ON = 32  # with servers: the lead's: all workers have read the round before, and may push
+    GOES_ON = 32  # with servers: it knows that all workers have read the round before, and may push
 
 
 class PhaseKind(IntEnum):

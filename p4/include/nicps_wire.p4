@@ -78,7 +78,7 @@ const bit<8> NICPS_MARK_COMPLETE = 2;    /* has every fragment of the list */
 const bit<8> NICPS_MARK_SKIPPED = 4;     /* had a gradient that does not fit the unit: asks for a larger one */
 const bit<8> NICPS_MARK_SAVES = 8;       /* R22: the lead's: it writes a checkpoint of the state after this round */
 const bit<8> NICPS_MARK_SAVED = 16;      /* the same, of the round committed last */
-const bit<8> NICPS_MARK_GOES_ON = 32;    /* with servers: the lead's: all workers have read the round before, and may push */
+const bit<8> NICPS_MARK_GOES_ON = 32;    /* with servers: it knows that all workers have read the round before, and may push */
 
 // What a decision starts: a series of rounds, except FINISH and STOP.
 const bit<8> NICPS_PHASE_HANDOUT = 1; /* R5, R6: raw bytes of one member to all */

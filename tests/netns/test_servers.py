@@ -301,6 +301,30 @@ def test_a_server_is_killed(four: Network, job: Path, every: int, servers: str) 
     four.ready()
 
 
+#: All but the first host find the end near.
+OTHERS = ENDS.replace("== 1", "!= 1")
+
+
+@pytest.mark.long
+def test_a_new_lead_judges_otherwise(four: Network) -> None:
+    """R14: workers have pushed since. So its word counts after the next synchronisation, for the servers too."""
+    job = tiny_job(four.folder, WIDER, "otherwise", hooks=OTHERS)
+    slow = Slow(four, job, servers="h3,h4", sync_every=200, rounds=2000, test_every=2000)
+    four.end("h1", signal.SIGKILL)
+
+    def result() -> dict[str, Any]:
+        lasts = [(four.status(host) or {}).get("last_job", {}) for host in ("h2", "h3", "h4")]
+        return next((dict(last["result"]) for last in lasts if last.get("result")), {})
+
+    places = {host: four.place(host, "runs") for host in four.names}
+    run = Run(until(result, "the new lead's result"), [], places)
+    assert run.result["weights_identical"] and sorted(run.members) == ["h2", "h3", "h4"]
+    tested = [row for host in run.members for row in run.metrics(host) if row["phase"] == "test"]
+    assert len(tested) == 3 and len({row["weights_sha256"] for row in tested}) == 1
+    slow.channel.close()
+    four.ready()
+
+
 @pytest.fixture
 def two() -> Iterator[Network]:
     with Network(2, program=LIGHT) as made:

@@ -57,6 +57,8 @@ class ServedLead:
         host = self._host
         last = host.trained >= host.lan.rounds
         tests = last or host.trained % host.lan.test_every == 0
+        if not host.lan.alike and not host.node.leads:
+            tests |= (round_ + host.index) % 3 == 0
         self._word = round_, "test" if tests else "continue"
         host.later(0.0, self._act)
 

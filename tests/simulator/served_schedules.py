@@ -40,7 +40,8 @@ _FRAMES = (
 
 class ServedLan(Lan):
     """Attributes: `servers`, how many there are; `every`, pushes between synchronisations; `parts`, made so far;
-    `sets`, where set 2 begins, if workers have partners; `channels`, to which parameters are dealt out.
+    `sets`, where set 2 begins, if workers have partners; `channels`, to which parameters are dealt out; `alike`, all
+    hosts' programs decide alike on tests, otherwise those of hosts that do not lead want more.
     """
 
     def __init__(self, rng: random.Random, hosts: int, seed: int, conditions: Conditions) -> None:
@@ -74,6 +75,7 @@ class ServedLan(Lan):
         apart = random.Random(f"bulk {seed}")
         self.channels = apart.choice((0, 0, 1, 2, 3, 8))
         self._late_s = apart.choice((0.0, 1e-4, 2e-3)) if self.channels > 1 else 0.0
+        self.alike = random.Random(f"alike {seed}").random() < 0.7
         self.checks.served = ServedChecks(self.checks)
 
     def _host(self, index: int, rate: float) -> Host:

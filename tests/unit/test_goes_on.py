@@ -30,10 +30,12 @@ PUSH, PULL, CONTRIBUTION = wire.FrameType.PUSH, wire.FrameType.PULL, wire.FrameT
 NEXT = ROUND + 1  # the open round; the one before is committed
 
 
-def token(hop: int, round_: int = NEXT, marks: int = 0, read: int = ROUND - 1) -> wire.Frame:
-    """The lead has parked it; `marks` are in its entry, and nobody has told more than `read`."""
+def token(
+    hop: int, round_: int = NEXT, marks: int = 0, read: int = ROUND - 1, of: int = 1
+) -> wire.Frame:
+    """The lead has parked it; `marks` are in the entry of the member `of`, and nobody has told more than `read`."""
     lines = [Line(read=read) for _ in VIEW.members]
-    lines[0].marks = marks
+    lines[of - 1].marks = marks
     header = VIEW.header(1, round_, wire.Flag.PARKED)
     return TokenState(1, hop, 1, round_, -40, -40, lines).frame(header)
 
@@ -55,9 +57,9 @@ def worker(
     return ring, kernel
 
 
-def lead(*, decided: bool = True, view: View = VIEW) -> ServedRing:
+def lead(*, decided: bool = True, view: View = VIEW, every: int = 4) -> ServedRing:
     """Member 1, which only serves."""
-    kernel, phase = ServedKernel(), phase_of()
+    kernel, phase = ServedKernel(), phase_of(every)
     carried = Carried(NEXT, -40, ROUND, undecided=not decided)
     timeout = AdaptiveTimeout(TIMINGS)
     ring = ServedRing(phase, view, 1, kernel, TIMINGS, timeout, carried, START)
@@ -156,7 +158,9 @@ def test_what_a_host_commits_as_it_leaves_is_not_counted() -> None:
     assert wants(rings.enter_coming().on_token(START, token(5, read=NEXT - 3)))
 
 
-@pytest.mark.parametrize("heard", ["the lead", "its mark", "an offer", "before the view"])
+@pytest.mark.parametrize(
+    "heard", ["the lead", "its mark", "a member", "a member's mark", "an offer", "before the view"]
+)
 def test_whoever_hears_of_go_begins(heard: str) -> None:
     carried = Carried(NEXT, -40, ROUND, goes_on=NEXT if heard == "before the view" else 0)
     ring, _ = worker(every=64, carried=carried)
@@ -164,6 +168,10 @@ def test_whoever_hears_of_go_begins(heard: str) -> None:
         ring.on_want(START, said(1, GOES_ON))
     elif heard == "its mark":
         ring.on_token(START, token(6, marks=wire.Mark.GOES_ON))
+    elif heard == "a member":
+        ring.on_want(START, said(3, GOES_ON))
+    elif heard == "a member's mark":
+        ring.on_token(START, token(6, marks=wire.Mark.GOES_ON, of=3))
     elif heard == "an offer":
         ring.on_want(START, said(3, OFFERED))
     steps = ring.step(START, step())
@@ -173,9 +181,8 @@ def test_whoever_hears_of_go_begins(heard: str) -> None:
         assert types(steps) == {PUSH}
 
 
-def test_go_of_another_member_or_round_does_not_count() -> None:
+def test_go_of_another_round_does_not_count() -> None:
     ring, _ = worker()
-    ring.on_want(START, said(3, GOES_ON))
     ring.on_want(START, said(1, GOES_ON, ROUND))
     ring.on_want(START, said(1, 0))
     assert not types(ring.step(START, step()))
@@ -283,7 +290,7 @@ def test_a_question_for_the_token_draws_no_other() -> None:
     """Who wants it too has asked."""
     ring, _ = worker(every=0, carried=Carried(NEXT, -40, ROUND, goes_on=NEXT))
     asked = wants(ring.step(START, step(skip=True)))
-    assert asked == [(NEXT, wire.Flag.TOKEN_WANTED, ROUND)]
+    assert asked == [(NEXT, wire.Flag.TOKEN_WANTED | GOES_ON, ROUND)]
     for number in (1, 3, 4):
         assert not wants(ring.on_want(START, said(number, wire.Flag.TOKEN_WANTED)))
 
@@ -350,6 +357,42 @@ def test_who_replaces_a_server_is_known_only_once_each_has_told(later: int) -> N
     assert ServerLost({2: round_ - 1, 3: round_ - 2}) in steps
 
 
+@pytest.mark.parametrize("every", [0, 1, 4])
+@pytest.mark.parametrize("told", ["a worker", "its mark", "nobody"])
+def test_a_new_lead_goes_on_where_workers_may_have_pushed(told: str, every: int) -> None:
+    """Its program judges otherwise than that of the lead before it, say. It knows once all have told what they have
+    read. Where each step is a synchronisation nobody pushes.
+    """
+    ring = lead(decided=False, every=every)
+    ring.on_want(START, said(2))
+    if told == "its mark":
+        steps = ring.on_token(START, _handed_back(ring, marks=wire.Mark.GOES_ON, read=ROUND))
+    else:
+        steps = ring.on_want(START, said(3, wire.Flag.TOKEN_WANTED | GOES_ON * (told != "nobody")))
+    assert ReadByAll(ROUND) in steps
+    free = told == "nobody" or every == 1
+    assert ring.between_steps is free and ring._control.held_back is free
+
+
+def test_a_lead_without_a_server_leaves_the_round() -> None:
+    ring = lead(view=replace(VIEW, live=frozenset({1, 2, 3})))
+    ring.on_want(START, said(3, GOES_ON))
+    assert ring.between_steps
+
+
+def test_members_tell_go_on() -> None:
+    ring, _ = worker(carried=Carried(NEXT, -40, ROUND, goes_on=NEXT), read=ROUND)
+    steps = ring.on_token(
+        START, replace(TokenState.of(token(6)), owner=2).frame(VIEW.header(1, NEXT))
+    )
+    marks = [
+        [entry.marks for entry in one.frame.items[0]]  # type: ignore[union-attr]
+        for one in steps
+        if isinstance(one, Send) and isinstance(one.frame.body, wire.Token)
+    ]
+    assert marks == [[0, wire.Mark.GOES_ON, 0, 0]]
+
+
 def test_a_lead_that_promises_another_view_gives_no_go() -> None:
     ring = lead()
     ring.freeze()
@@ -371,9 +414,12 @@ def test_the_token_tells_it_too() -> None:
     assert marks[-1] & wire.Mark.GOES_ON
 
 
-def _handed_back(ring: ServedRing) -> wire.Frame:
+def _handed_back(ring: ServedRing, marks: int = 0, read: int = 0) -> wire.Frame:
+    """`marks` of the worker 3, which has read that round."""
     assert ring.token is not None
-    made = replace(ring.token, hop=ring.token.hop + 9, owner=1)
+    lines = [line.copy() for line in ring.token.lines]
+    lines[2].marks, lines[2].read = marks, max(read, lines[2].read)
+    made = replace(ring.token, hop=ring.token.hop + 9, owner=1, lines=lines)
     return made.frame(VIEW.header(4, NEXT, 0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,7 @@ from nicps.job.roles import LifeSettings, Roles
 from nicps.job.slow_work import Folder, KeepCheckpoint, OpenStream, StreamSize
 from nicps.job.submission import Submission
 from nicps.protocol import Node, NodeState, Phase, View
+from nicps.protocol.serving import Serving
 from tests.parts import MEMBERS, ROUND, Host, hand_out, training
 from tests.rooms import NoKernel
 
@@ -250,6 +252,30 @@ def test_no_round_goes_on_unjudged_after_a_view_change(leader: Leader) -> None:
     assert not leader.host.found(CommitNext)
     leader.do(course.round_judged(ROUND - 1, "continue"))
     assert leader.host.found(CommitNext)
+
+
+@pytest.mark.parametrize(
+    ("servers", "shares", "left", "judged"),
+    [
+        ((2, 3), (4, 0, 0), {1, 2, 3}, True),
+        ((2, 3), (4, 0, 0), {1, 2}, False),
+        ((2,), (4, 0, 4), {1, 3}, True),
+        ((2, 3), (4, 4, 4), {1, 2}, True),
+    ],
+    ids=["all are there", "one of two servers", "the only server", "servers that train"],
+)
+def test_a_test_waits_until_servers_can_pull_for_it(
+    leader: Leader, servers: tuple[int, ...], shares: tuple[int, ...], left: set[int], judged: bool
+) -> None:
+    """A server that does not train could not pull the part of one that has left: it would test another state."""
+    spot, course = leader.host.spot, leader.lead.course
+    of = {"exchange": Exchange.SERVERS, "serving": Serving(servers, 4), "shares": shares}
+    spot.phase_in_force = training(**of)
+    spot.view = replace(spot.view, live=frozenset(left), lead=1)
+    leader.do(course.round_judged(ROUND - 1, "test"))
+    assert not leader.decided, "not all have read it"
+    leader.do(course.read_by_all(ROUND - 1))
+    assert [phase.kind for phase in leader.decided] == [wire.PhaseKind.TEST] * judged
 
 
 @pytest.mark.parametrize("saves", [for_a_learner, for_the_alarm])

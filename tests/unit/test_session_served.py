@@ -197,10 +197,33 @@ def test_what_a_step_has_brought_is_here(width: int) -> None:
     agent.begin()
     agent.pull(parameters(1), version=3)
     agent.served.step(ROUND, np.zeros(LANES, np.float32), 4)
-    agent.number += 1
+    agent.stepped()
+    assert agent.served.wait(ROUND)
+    if width == 32:
+        agent.number -= 1
+        agent.pulled(parameters(2), version=4)
+    agent.served.pull(ROUND)
+    assert agent.served.here(0, agent.room) is (width == 32)
+    agent.close()
+
+
+def test_what_a_step_has_brought_in_part_is_pulled_again(tmp_path: Path) -> None:
+    """The kernel writes over it, so a program that read it meanwhile could have half of one and half of the other."""
+    agent = Agent(32, tmp_path, lanes=1500)
+    agent.begin()
+    agent.pull(parameters(1, agent.lanes), version=3)
+    agent.served.step(ROUND, np.zeros(agent.lanes, np.float32), 4)
+    agent.stepped()
+    assert agent.served.wait(ROUND)
     agent.hold(1, parameters(2)[PULLED : 2 * PULLED], version=4)
     agent.served.pull(ROUND)
-    assert agent.served.here(1, 2) is (width == 32) and not agent.served.here(0, 1)
+    assert not agent.served.here(1, 2)
+    agent.hold(2, parameters(2)[PULLED : 2 * PULLED], version=4)
+    assert not agent.served.here(2, 3), "an answer to the step that was late"
+    agent.number += 1
+    agent.hold(1, parameters(2)[PULLED : 2 * PULLED], version=5)
+    assert agent.served.here(1, 2) and not agent.served.here(0, 1)
+    agent.close()
 
 
 def test_answers_to_a_step_that_is_dropped_bring_nothing(tmp_path: Path) -> None:
