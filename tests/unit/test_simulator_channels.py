@@ -80,7 +80,7 @@ def test_a_lead_that_forgets_at_a_commit_that_it_saves_is_found(
         note(self, channel, counted)
         self.saves = False
 
-    mistaken(monkeypatch, Step, "note_committed", wrong, 3)
+    mistaken(monkeypatch, Step, "note_committed", wrong, 7)
 
 
 def test_a_lead_that_waits_for_no_decision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from nicps.job.accumulators import Accumulators
 from nicps.job.course import Course
+from nicps.job.dialogue import Dialogue
 from nicps.job.orders import CommitNext, MarkRead
 from nicps.job.owed import PlannedStep
-from nicps.job.part import Part
 from nicps.protocol.open_round import OpenRound
 from nicps.session import shared_form as says
 from tests.simulator import planned_lan, schedules
@@ -93,13 +93,13 @@ def test_a_lead_that_forgets_that_it_saves_is_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_sums_that_are_read_on_another_channel_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Part._read
+    read = Dialogue._read
 
-    def wrong(self: Part, *told: Any) -> Any:
+    def wrong(self: Dialogue, *told: Any) -> Any:
         orders = read(self, *told)
         return [replace(o, channel=0) if isinstance(o, MarkRead) else o for o in orders]
 
-    monkeypatch.setattr(Part, "_read", wrong)
+    monkeypatch.setattr(Dialogue, "_read", wrong)
     finds(0, "has not ended")
 
 

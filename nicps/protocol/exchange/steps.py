@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 from nicps import wire
 from nicps.protocol.actions import SendServed
-from nicps.protocol.exchange.windows import PROBES, Ranges, RoundTrip, Window, overtaken, share_of
+from nicps.protocol.exchange import windows
+from nicps.protocol.exchange.windows import Ranges, RoundTrip, Window, overtaken, share_of
 from nicps.protocol.kernel import ServedReceiver
 from nicps.protocol.partners import Pairing
 from nicps.protocol.phase import Phase, Timings
@@ -278,7 +279,7 @@ class Steps:
 
     def _find_lost(self, now: float, window: Window) -> Ranges:
         missing = partial(self._missing, window)
-        return window.find_lost(now, self._round_trip, self._overtake, missing, PROBES)
+        return window.find_lost(now, self._round_trip, self._overtake, missing, windows.PROBES)
 
     # ---- a partner's half of a pull
 
@@ -320,7 +321,7 @@ class Steps:
         if now < window.held_until:
             return 0
         window.held_until = 0.0
-        return min(room, PROBES) if window.unanswered else room
+        return min(room, windows.PROBES) if window.unanswered else room
 
     def _gives_up(self, window: Window) -> bool:
         """A partner has not answered so often that the servers are asked."""
