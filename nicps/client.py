@@ -393,7 +393,7 @@ class Session:
         *,
         checkpoint: bool = False,
         plan: Sequence[shared_form.ChannelPlan] = (),
-    ) -> None:
+    ) -> bool:
         """What this member would do after a round it has committed: "continue", "test" or "end" (R14); or "more", where
         the round's step goes on. Where steps have a plan, the round is the last one of channel 0 in the step, once all
         of the step is applied; "plan": as "continue", with that plan.
@@ -404,11 +404,19 @@ class Session:
         Args:
             checkpoint: the lead will write one after the next training round. All members hear of that with the
                 round's commit; where that does not say so, the lead asks again.
+
+        Returns:
+            Whether the word has gone out: only then another phase comes after "test", "plan" and "end". A member that
+            has become the lead in the middle of the next step goes on with that step, which the lead before it has let
+            begin.
         """
         with self._deciding:
             self._decision = shared_form.Decide(round_, what, checkpoint, tuple(plan))
-            if self.lead:
+            # What the next step has committed came before the view in which this member leads.
+            counts = self.lead and not self._talk.mail.holds_commits
+            if counts:
                 self._send(self._decision)
+            return counts
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Live progress, for whoever watches the job; what is called `warning` is shown as one."""
