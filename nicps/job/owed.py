@@ -41,8 +41,8 @@ class PlannedStep:
 
     @property
     def closed(self) -> bool:
-        """The program has no part in the step."""
-        return self._closed == self.current
+        """The program has nothing to give to the step: it has no part in it, or the others have gone on to the next."""
+        return self._closed >= self.current
 
     @property
     def trained(self) -> int:
@@ -50,11 +50,11 @@ class PlannedStep:
         return self._phase.first_of(self.current) - 1
 
     def close(self, round_: int) -> None:
-        """The list of the step of that round, of channel 0, is closed without the program.
+        """The list of the step of that round, of channel 0, is closed without the program; or of a hand-out's round.
 
         The token of channel 0 may tell so while rounds of other channels of the step before are not committed here.
         """
-        self._closed = self._phase.step_of(round_)
+        self._closed = max(self._closed, self._phase.step_of(round_))
 
     def note_offered(self, channel: int, round_: int) -> None:
         """The program has offered to it."""

@@ -106,6 +106,8 @@ def test_a_program_without_a_part_in_the_step_only_reads() -> None:
     assert program.duty == "work"
     program.note_read(3, "", 1)
     assert program.duty == ""
+    program.close_round(9)
+    assert program.duty == "", "a hand-out has begun, in which it has nothing to do either"
 
 
 def test_a_step_that_is_closed_before_it_has_begun_here_is_closed() -> None:
