@@ -68,7 +68,8 @@ class Session:
         self.live = frozenset(member.number for member in welcome.members)
         self._talk = Conversation(channel, self._note)
         self._send = self._talk.send
-        self._decisions = Decisions(self._send, lead=welcome.lead == self.number)
+        lead, mail = welcome.lead == self.number, self._talk.mail
+        self._decisions = Decisions(self._send, lead=lead, holds_commits=lambda: mail.holds_commits)
         self._format = LaneFormat(0, 32)  # of the job's vector
         self._residual: ResidualFile | None = None
         self._memory: Memory | None = None
@@ -361,7 +362,7 @@ class Session:
         *,
         checkpoint: bool = False,
         plan: Sequence[shared_form.ChannelPlan] = (),
-    ) -> None:
+    ) -> bool:
         """What this member would do after a round it has committed: "continue", "test" or "end" (R14); or "more", where
         the round's step goes on. Where steps have a plan, the round is the last one of channel 0 in the step, once all
         of the step is applied; "plan": as "continue", with that plan.
@@ -371,8 +372,13 @@ class Session:
         Args:
             checkpoint: the lead will write one after the next training round. All members hear of that with the
                 round's commit; where that does not say so, the lead asks again.
+
+        Returns:
+            Whether the word has gone out: only then another phase comes after "test", "plan" and "end". A member that
+            becomes the lead in the middle of the next step goes on with that step.
         """
-        self._decisions.decide(shared_form.Decide(round_, what, checkpoint, tuple(plan)))
+        decision = shared_form.Decide(round_, what, checkpoint, tuple(plan))
+        return self._decisions.decide(decision)
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Live progress, for whoever watches the job; what is called `warning` is shown as one."""

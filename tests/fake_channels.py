@@ -176,10 +176,10 @@ class PlannedSession(FakeSession):
 
     def decide(  # type: ignore[override]
         self, round_: int, what: str, *, checkpoint: bool = False, plan: Any = ()
-    ) -> None:
+    ) -> bool:
         if plan and self.lead:
             self.network.plan = tuple(plan)
-        super().decide(round_, what, checkpoint=checkpoint)
+        return super().decide(round_, what, checkpoint=checkpoint)
 
 
 class FakeChannels:

@@ -337,11 +337,12 @@ class FakeSession:
             totals = np.sum(list(tallies.values()), axis=0)
             return int(totals[0]), int(totals[1])
 
-    def decide(self, round_: int, what: str, *, checkpoint: bool = False) -> None:
+    def decide(self, round_: int, what: str, *, checkpoint: bool = False) -> bool:
         with self.network.changed:
             self.decision = round_, what, checkpoint
             if self.lead:
                 self.network.decided(*self.decision)
+            return self.lead
 
     saturated = 0  # nothing is rounded here
 

@@ -56,7 +56,7 @@ class Decisions:
     def after_training(
         self, commit: Commit, test: bool, seconds: float, plan: Sequence[ChannelPlan] = ()
     ) -> bool:
-        """R14: test, or train on; whether to train on in the same phase.
+        """R14: test, or train on; whether to train on in the same phase. Without a word that counts all do.
 
         Args:
             test: whether that is due (`foresee`).
@@ -66,8 +66,8 @@ class Decisions:
         due, plan = self._is_due(seconds), () if test else plan
         what = "test" if test else "plan" if plan else "continue"
         more = {"plan": plan} if plan else {}
-        self._session.decide(commit.round, what, checkpoint=due, **more)
-        return not ((test or plan) and self._session.lead)
+        counts = self._session.decide(commit.round, what, checkpoint=due, **more)
+        return not ((test or plan) and counts)
 
     def is_test_due(self, before: int) -> bool:
         """Whether a test is due after the last round, where `before` rounds had been trained before it."""

@@ -22,6 +22,7 @@ class PlannedStep:
         self._phase, self._open = phase, list(rounds)
         self._offered: set[tuple[int, int]] = set()  # channel and round
         self._unread: set[tuple[int, int]] = set()
+        self._closed = -1  # the last step whose list was closed without the program
         self.current = self._lowest()
 
     def _lowest(self) -> int:
@@ -39,9 +40,21 @@ class PlannedStep:
         return self.current > 0 and not self.under_way
 
     @property
+    def closed(self) -> bool:
+        """The program has nothing to give to the step: it has no part in it, or the others have gone on to the next."""
+        return self._closed >= self.current
+
+    @property
     def trained(self) -> int:
         """The last round of channel 0 in the step before."""
         return self._phase.first_of(self.current) - 1
+
+    def close(self, round_: int) -> None:
+        """The list of the step of that round, of channel 0, is closed without the program; or of a hand-out's round.
+
+        The token of channel 0 may tell so while rounds of other channels of the step before are not committed here.
+        """
+        self._closed = max(self._closed, self._phase.step_of(round_))
 
     def note_offered(self, channel: int, round_: int) -> None:
         """The program has offered to it."""
@@ -81,7 +94,7 @@ class PlannedStep:
 class Owed:
     """Attributes:
     trains: the phase is one of training, with a share for it.
-    closed: the open round, or step, is closed without it: it computes no more for that.
+    closed: the open round is closed without it: it computes no more for that. Of a step, `step` has that.
     unread: it has not read the last sum that it was told of.
     unjudged: it has not judged that round, or step, as the lead's program.
     step: in a phase whose steps have a plan.

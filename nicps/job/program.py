@@ -87,10 +87,12 @@ class Program:
         """
         if round_ < self._first_round:
             return
-        self._owed.closed = True
         if self._owed.step is not None:
+            self._owed.step.close(round_)
             self._go_on_with_step()
-        elif not self._owed.unread:
+            return
+        self._owed.closed = True
+        if not self._owed.unread:
             self.excuse()
 
     def note_movement(self, now: float) -> None:
@@ -101,14 +103,18 @@ class Program:
         """The time at which it will have been silent for too long; infinity while it may be silent.
 
         Args:
-            awaited: all members wait for the rest of its gradient.
+            awaited: all members wait for the rest of a gradient of this host's. One that was in no phase has none: it
+                is that of the program before.
         """
         owes = self.duty and not (self._patient and self.attached)
-        return self._moved + self.silence_limit_s(awaited) if awaited or owes else math.inf
+        if not owes and not (awaited and self.holds_state):
+            return math.inf
+        return self._moved + self.silence_limit_s(awaited)
 
     def silence_limit_s(self, awaited: bool) -> float:
         """How long it may be silent."""
-        return self.stall_s * (_SHORTER if awaited else _LONGER.get(self.duty, 1))
+        shorter = awaited and self.holds_state
+        return self.stall_s * (_SHORTER if shorter else _LONGER.get(self.duty, 1))
 
     # ---- messages to it
 
@@ -219,8 +225,7 @@ class Program:
             self.trained = commit.round
             owed.closed, owed.unread, owed.unjudged = False, True, self._leads
         elif step is not None and step.note_committed(commit.channel, commit.round):
-            self.trained = step.trained
-            owed.closed, owed.unjudged = False, self._leads
+            self.trained, owed.unjudged = step.trained, self._leads
         self.give_duty(now, "work")
         self._go_on_with_step()
         message = shared_form.Committed(
@@ -276,7 +281,7 @@ class Program:
         owed, step = self._owed, self._owed.step
         if step is None or self.duty not in ("", "work", "judge") or self.lags:
             return
-        if step.owes(closed=owed.closed or not owed.trains):
+        if step.owes(closed=step.closed or not owed.trains):
             self.duty = "work"
         else:
             self.duty = "judge" if owed.unjudged else ""
@@ -303,8 +308,11 @@ class Program:
         self._owed.unjudged = False
         if self.duty == "judge":
             self.duty = ""
-        # Repeated as a phase begins, after a view may have swallowed it, it excuses nothing in that phase.
-        if what not in ("continue", "more") and round_ >= self._first_round:
+        # Repeated as a phase begins, after a view may have swallowed it, it excuses nothing in that phase. Nor does it
+        # once a round of the next step is committed: all go on with that step.
+        step = self._owed.step
+        under_way = step is not None and step.under_way
+        if what not in ("continue", "more") and round_ >= self._first_round and not under_way:
             self.excuse()  # the lead goes on once all do something else
 
     def note_ready(

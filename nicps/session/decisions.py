@@ -16,20 +16,26 @@ class Decisions:
     Args:
         send: to the agent.
         lead: this member leads.
+        holds_commits: rounds of the next step have been committed already.
     """
 
-    def __init__(self, send: Callable[[Message], None], *, lead: bool) -> None:
-        self._send, self.lead = send, lead
+    def __init__(
+        self, send: Callable[[Message], None], *, lead: bool, holds_commits: Callable[[], bool]
+    ) -> None:
+        self._send, self.lead, self._holds_commits = send, lead, holds_commits
         self._last: Decide | None = None  # about the last round that this member has committed
         #: Guards both until the agent has been told: a view may arrive in a channel's thread.
         self._deciding = threading.Lock()
 
-    def decide(self, decision: Decide) -> None:
-        """About a round that this member has committed."""
+    def decide(self, decision: Decide) -> bool:
+        """About a round that this member has committed; return whether the word has gone out."""
         with self._deciding:
             self._last = decision
-            if self.lead:
+            # What the next step has committed came before the view in which this member leads.
+            counts = self.lead and not self._holds_commits()
+            if counts:
                 self._send(decision)
+            return counts
 
     def enter_view(self, *, lead: bool) -> None:
         """Another view is in force. The former lead may have died before it decided."""

@@ -91,6 +91,11 @@ class Mailbox:
         """The thread that computes will find a message after which no round of this phase is waited for."""
         return self._has(*ENDS)
 
+    @property
+    def holds_commits(self) -> bool:
+        """Rounds of channels are committed that no thread has waited for yet."""
+        return bool(self._commits)
+
     def begin(self, *, planned: bool) -> None:
         """Another phase has begun: commits of the one before are not waited for any more.
 

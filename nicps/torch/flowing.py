@@ -9,16 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from nicps.collective import Group
 from nicps.collective.kinds import Array
+from nicps.errors import UsageProblem
 from nicps.torch.parts import Part
 
 #: The group's channel of parts on channel 0 of the plan; before it there is that of all other calls.
 FIRST = 1
+#: Whose step has gradients to come. Parts of two models in turn would be in another order at a rank that measures, as
+#: there they go out one after the other.
+_in_backward: WeakKeyDictionary[Group, Flowing] = WeakKeyDictionary()
 
 
 class Times(NamedTuple):
@@ -71,6 +76,7 @@ class Flowing:
         self._moved = threading.Condition(self._lock)  # a part is a mean, and the next has gone out
         self._whole: dict[int, tuple[Array, Future[Any]]] = {}  # not gone out yet
         self._left = 0  # parts of this step that are not means yet
+        self._given = 0  # parts of it that are whole
         self._in_series = False
         self._lines: list[_Line] = []
 
@@ -86,15 +92,20 @@ class Flowing:
         return found
 
     def offer(self, part: Part, vector: torch.Tensor) -> Future[Any]:
-        """A part's gradients are whole: what `nicps.torch.pending.PendingSteps` offers."""
+        """A part's gradients are whole: what `nicps.torch.pending.PendingSteps` offers.
+
+        Raises:
+            UsageProblem: a step of another model has begun, and is not whole.
+        """
         mean = Future[Any]()
         if not self._left:
-            # A step begins: parts of another model that wait for their turn go first.
-            for settle in tuple(self._group.before_all):
-                settle()
+            self._take_turn()
         with self._lock:
             if not self._left:
                 self._begin()
+            self._given += 1
+            if self._given == len(self._parts):
+                _in_backward.pop(self._group, None)
             self._whole[part.index] = vector.numpy(), mean
             for line in self._lines:
                 if part.index in line.indices:
@@ -110,10 +121,25 @@ class Flowing:
                 lambda: not (self._whole and any(line.busy for line in self._lines))
             )
 
+    def close(self) -> None:
+        """No step of another model waits for this one."""
+        if _in_backward.get(self._group) is self:
+            del _in_backward[self._group]
+
+    def _take_turn(self) -> None:
+        """A step is about to begin: parts of another model that wait for their turn go first."""
+        if _in_backward.setdefault(self._group, self) is not self:
+            raise UsageProblem(
+                "gradients of two models with overlap come in turn in one backward pass: call backward() for each model"
+                " by itself, or wrap both in one DistributedDataParallel"
+            )
+        for settle in tuple(self._group.before_all):
+            settle()
+
     def _begin(self) -> None:
         """A step begins."""
         self._rescale(float(self._scale()))
-        self._left, self._in_series = len(self._parts), self.serial
+        self._left, self._given, self._in_series = len(self._parts), 0, self.serial
         self.times = {}
         rear_first = range(len(self._parts))[::-1]
         if self._in_series:

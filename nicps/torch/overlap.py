@@ -259,7 +259,8 @@ class Overlap(Losses):
         agreed = agree(self._group, Agreed(order, shares), len(self._named), self._known)
         assert agreed is not None
         count = self._settings.count
-        self._group.plan([_URGENCY, *range(count)]).result()
+        if self._group.channels <= count:  # another model's parts may have more
+            self._group.plan([_URGENCY, *range(count)]).result()
         self._begin(agreed)
 
     def forget(self) -> None:
@@ -315,6 +316,7 @@ class Overlap(Losses):
         if self._planner is not None:
             self._planner.stop()
         self._group.before_all.remove(run.flowing.settle)
+        run.flowing.close()
         run.flag.give_back()
         self._model.__dict__.pop("no_sync", None)
         waited, updating = run.pending.spent

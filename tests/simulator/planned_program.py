@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 READ_S = 1e-4
 _SLOW_READ_S = 0.02
 _STALL_S = 0.03
+_OWN_TESTS = 0.05  # steps after which a member thinks of a test, and others do not
 _ENDS = says.Phase, says.Abort, says.Error
 
 
@@ -103,6 +104,8 @@ class PlannedProgram(Program):
         self._ahead = rng.random() < 0.7  # forward passes overlap
         #: When a channel's thread offers the next part; these draws change nothing else.
         self._early = random.Random(f"early {host.lan.seed} {host.index} {host.life} {number}")
+        #: What this member alone thinks of: its clock and its loss are its own.
+        self._own = random.Random(f"own {host.lan.seed} {host.index} {host.life} {number}")
 
     # ---- the mailbox
 
@@ -299,6 +302,7 @@ class PlannedProgram(Program):
         self._offer_rest(phase, samples)
         trained, lan = self.state.trained + 1, self.lan
         tests = trained >= lan.rounds or trained % lan.test_every == 0
+        tests |= self._own.random() < _OWN_TESTS
         replans = self._lead and not tests and lan.random.random() < 0.25
         self._due = "test" if tests else "plan" if replans else "continue"
         self._pending = True
@@ -393,19 +397,22 @@ class PlannedProgram(Program):
         yield rng.choice((0.0, 0.0, 1e-3, 0.02)) * rng.random()
         self._finishing = self.state.trained >= self.lan.rounds
         plan = told(self.lan.plans()) if self._due == "plan" else ()
-        self._decide(last, self._due, plan)
+        counts = self._decide(last, self._due, plan)
         if self._saves:
             self._say(says.Residual(""))
             if self._lead:
                 self.host.disk.files[CHECKPOINT] = self.state
                 self._say(says.Checkpoint(self.state.trained, ""))
-        return not (self._lead and self._due in ("test", "plan"))
+        return not (counts and self._due in ("test", "plan"))
 
-    def _decide(self, round_: int, what: str, plan: tuple[says.ChannelPlan, ...] = ()) -> None:
+    def _decide(self, round_: int, what: str, plan: tuple[says.ChannelPlan, ...] = ()) -> bool:
+        """As `Session.decide`."""
         saves = self._lead and self.lan.random.random() < 0.2
         self._decision = says.Decide(round_, what, saves, plan)
-        if self._lead:
+        counts = self._lead and not self._commits
+        if counts:
             self._say(self._decision)
+        return counts
 
 
 def told(plans: Sequence[ChannelPlan]) -> tuple[says.ChannelPlan, ...]:

@@ -7,11 +7,14 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nicps.client import Commit
 from nicps.errors import NetworkProblem
+from nicps.flows import ChannelPlan
 from tests.fake_channels import PlannedNetwork, UrgentFirst, Watched
 from tests.trainer_lab import Outcome, run_job
 from tests.unit.test_trainer_loop import checked, make
@@ -173,6 +176,27 @@ def test_another_plan_comes_between_two_steps(
         assert [what for _, what in outcome.network.decisions].index("plan") == 1
         found.append(weights_of(outcome))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_lead_whose_word_does_not_count_goes_on(tmp_path: Path, counts: bool) -> None:
+    """A quorum has begun the next step under the lead before it: no test comes, and no other plan."""
+    said = []
+
+    def decide(*told: Any, **more: Any) -> bool:
+        said.append(told)
+        return counts
+
+    session: Any = SimpleNamespace(lead=True, decide=decide)
+    settings = SimpleNamespace(checkpoint_s=0)
+    training: Any = SimpleNamespace(job=SimpleNamespace(settings=settings))
+    journal: Any = None
+    decisions = Decisions(session, training, journal, tmp_path / "checkpoint", lambda: 0.0)
+    commit, plan = Commit(7, 4, {1: 4}, -30, 0.0), [ChannelPlan(0, (1,))]
+    assert decisions.after_training(commit, False, 0.0)
+    assert decisions.after_training(commit, True, 0.0) is not counts
+    assert decisions.after_training(commit, False, 0.0, plan) is not counts
+    assert said == [(7, "continue"), (7, "test"), (7, "plan")]
 
 
 def test_an_optimizer_that_needs_all_makes_whole_steps(tmp_path: Path) -> None:

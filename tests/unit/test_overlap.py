@@ -189,6 +189,59 @@ def test_a_second_model_comes_behind_parts_of_the_first_that_wait_for_their_turn
     assert order == [False] * 3 + [True] * 3
 
 
+def test_gradients_of_two_models_in_turn_are_refused(group: Slow) -> None:
+    """At a rank that measures their parts would be in another order than at the others."""
+    models = [made(sgd) for _ in range(2)]
+    handles = [Overlap(*each, group, Settings(channels=2)) for each in models]
+    for each in models:
+        train(*each, 1)
+    (model, optimizer), (other, _) = models
+    front, rear = (part.parameters for part in handles[0]._run.flowing._parts)
+    optimizer.zero_grad()
+    loss = loss_of(model, 1)
+    loss.backward(retain_graph=True, inputs=[*rear])
+    with pytest.raises(UsageProblem, match="two models with overlap"):
+        loss_of(other, 1).backward()
+    loss.backward(inputs=[*front])
+    optimizer.step()
+    handles[0].wait()
+    train(model, optimizer, 2, first=2)
+    with pytest.raises(UsageProblem, match="two models with overlap"):
+        handles[1].close()
+
+
+def test_a_handle_that_is_closed_in_a_backward_pass_holds_up_no_other(group: Slow) -> None:
+    models = [made(sgd) for _ in range(2)]
+    handles = [Overlap(*each, group, Settings(channels=2)) for each in models]
+    for each in models:
+        train(*each, 1)
+    model, optimizer = models[0]
+    optimizer.zero_grad()
+    loss_of(model, 1).backward(inputs=[*handles[0]._run.flowing._parts[-1].parameters])
+    handles[0].close()
+    train(*models[1], 2, first=1)
+    handles[1].close()
+
+
+@pytest.mark.parametrize("counts", [(3, 2), (2, 3)])
+def test_two_models_with_other_channels(group: Slow, counts: tuple[int, ...]) -> None:
+    """The second takes none away from the first."""
+    models = [made(sgd) for _ in counts]
+    handles = [
+        Overlap(*each, group, Settings(channels=count))
+        for each, count in zip(models, counts, strict=True)
+    ]
+    plain = [made(sgd) for _ in counts]
+    for first in range(0, 8, 2):
+        for handle, each, other in zip(handles, models, plain, strict=True):
+            train(*each, 2, first=first)
+            train(*other, 2, first=first)
+            handle.wait()  # in this group a part is a call on channel 0, too, and would wait for `plan`
+    for (model, _), (other, _) in zip(models, plain, strict=True):
+        assert bits(model) == bits(other)
+    assert group.channels == 4
+
+
 def test_the_forward_pass_begins_before_all_is_there(group: Slow) -> None:
     """The rear layers' part is held until the front ones have run."""
     model, optimizer = made(sgd)

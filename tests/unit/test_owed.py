@@ -106,6 +106,37 @@ def test_a_program_without_a_part_in_the_step_only_reads() -> None:
     assert program.duty == "work"
     program.note_read(3, "", 1)
     assert program.duty == ""
+    program.close_round(9)
+    assert program.duty == "", "a hand-out has begun, in which it has nothing to do either"
+
+
+def test_a_step_that_is_closed_before_it_has_begun_here_is_closed() -> None:
+    """The token of channel 0 has its list, and the last round of the step before is not committed on channel 1 here."""
+    phase = planned()
+    program = entered(phase)
+    for channel, round_ in ((0, 3), (0, 4)):
+        program.show_commit(1.0, commit(channel, round_, phase), 0.0)
+        program.note_read(round_, "", channel)
+    program.note_offered(1, 3)
+    program.close_round(5)
+    program.show_commit(2.0, commit(1, 3, phase), 0.0)
+    assert program.duty == "work", "it has a sum to read"
+    program.note_read(3, "", 1)
+    assert program.duty == "", "it has no part in the step"
+    for channel, round_ in ((0, 5), (0, 6), (1, 4)):
+        program.show_commit(3.0, commit(channel, round_, phase), 0.0)
+        program.note_read(round_, "", channel)
+    assert program.duty == "work", "it has one in the next"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_word_on_a_step_that_others_have_gone_on_from_excuses_nothing(late: bool) -> None:
+    phase = planned()
+    program = entered(phase)
+    for channel, round_ in ((0, 3), (0, 4), (1, 3), *[(1, 4)] * late):
+        program.show_commit(1.0, commit(channel, round_, phase), 0.0)
+    program.note_judged(4, "test")
+    assert program.duty == ("work" if late else "")
 
 
 def test_a_phase_goes_on_with_the_rounds_of_each_channel() -> None:

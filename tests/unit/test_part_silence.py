@@ -86,6 +86,13 @@ def test_a_program_that_does_not_start(silence: Silence) -> None:
     assert silence.ended == ["it has not moved for 300 s (the job's stall_s is 60)"]
 
 
+def test_a_program_that_starts_owes_no_gradient_of_the_one_before(silence: Silence) -> None:
+    """That one was killed in the middle of its gradient, as the view was changing: this host departs in the next."""
+    silence.awaited = True
+    assert silence.lasts(0.0) == 300.0
+    assert silence.ended == ["it has not moved for 300 s (the job's stall_s is 60)"]
+
+
 def test_who_waits_for_a_majority_does_not_stand_still(silence: Silence) -> None:
     """A cut can last for hours; the program holds the state all that time, and a while after it, too."""
     silence.builds()

@@ -74,15 +74,15 @@ class Agent:
         message = says.View(NEW, self.live[NEW], 2, ROUND, count, (count,) if count else ())
         self.say(message, *((self.new.reading_fd,) if places else ()))
 
-    def commit(self, *, without: int = 0) -> None:
+    def commit(self, round_: int = ROUND, *, without: int = 0) -> None:
         """The round, in the new view; its list is without that member."""
-        tag, bank, members = NEW << 32 | ROUND, ROUND & 1, self.live[NEW]
+        tag, bank, members = NEW << 32 | round_, round_ & 1, self.live[NEW]
         self.new.array[bank] = LEFT_OVER
         sums = self.host.sums.array[bank]
         sums["tag"], sums["lane"], sums["exponent"] = tag, 2, 0
         sums["rest"][: bound(FRAGMENTS, 1, len(members))] = tag
         counted = {member: 4 for member in members if member != without}
-        of = ROUND, counted, UNIT, UNIT, Exchange.STRIPES, 0.0, NEW, members
+        of = round_, counted, UNIT, UNIT, Exchange.STRIPES, 0.0, NEW, members
         self.say(says.Committed(*of))
 
     def offer(self, phase: Phase) -> Future[None]:
@@ -92,6 +92,13 @@ class Agent:
         while self.channel.recv(WAIT_S)[0]["op"] != "offer":
             pass
         return offered
+
+    def heard(self) -> list[str]:
+        """What the session has said since."""
+        found = []
+        while self.channel.wait(0.0):
+            found.append(self.channel.recv(WAIT_S)[0]["op"])
+        return found
 
     def check(self) -> None:
         """The residual has the remainders of the new view's stripe, and nothing else."""
@@ -168,3 +175,36 @@ def test_a_round_of_the_phase_may_be_committed_before_the_program_is_in_it(agent
     agent.flows.begin(phase, [ROUND])
     agent.flows.offer(0, 0).result(WAIT_S)
     agent.check()
+
+
+@pytest.mark.parametrize("members", [(3, 2)], ids=str)
+@pytest.mark.parametrize("late", [False, True])
+def test_the_word_of_a_lead_on_a_step_that_others_have_gone_on_from_stays_here(
+    agent: Agent, late: bool
+) -> None:
+    """A quorum was enough for the next step, whose first round the lost lead had let through. This member leads now.
+
+    Args:
+        late: that was so; otherwise its word counts.
+    """
+    agent.say_phase(OLD, memory=True)
+    agent.session.next_phase()
+    agent.say_view(places=True)
+    offered = agent.offer(agent.session._phase)
+    agent.commit()
+    offered.result(WAIT_S)
+    agent.flows.finish()
+    if late:
+        agent.commit(ROUND + 1, without=1)
+    agent.say(says.View(NEW + 1, agent.live[NEW], 1, ROUND + 1 + late))
+    agent.session.channels.attend(lambda: agent.session.lead)
+    agent.heard()
+    assert agent.session.decide(ROUND, "test") is not late
+    assert agent.heard() == ([] if late else ["decide"])
+    if late:
+        agent.flows.begin(agent.session._phase, [ROUND + 1])
+        agent.flows.offer(0, 0).result(WAIT_S)
+        agent.flows.finish()
+        assert agent.session.decide(ROUND + 1, "test"), (
+            "the step that has been under way is its own"
+        )

@@ -6,8 +6,11 @@ A seed that fails names itself: `python -m tests.simulator --seed N --channels -
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +24,12 @@ from nicps.protocol.open_round import OpenRound
 from nicps.session import shared_form as says
 from tests.simulator import planned_lan, schedules
 from tests.simulator.checks import Violation
+from tests.simulator.faults import Faults
+from tests.simulator.lan import Conditions
+from tests.simulator.planned_checks import PlannedChecks
 from tests.simulator.planned_host import PlannedHost
+from tests.simulator.planned_lan import PlannedLan
+from tests.simulator.planned_program import PlannedProgram
 from tests.simulator.schedules import Outcome
 
 pytestmark = pytest.mark.unit
@@ -66,6 +74,45 @@ def test_a_job_changes_its_plan_and_saves(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(said[what] for what in ("continue", "plan", "test", "end", "checkpoint")), said
 
 
+def test_a_lead_goes_on_with_a_step_that_it_has_not_let_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Member 2 reads channel 0 slowly, and would test after each step. A quorum is enough for the next step, of which
+    channel 1 commits a round. Then the lead dies, and member 2 leads before it has judged the step before.
+    """
+    lans = (PlannedLan(seed, random.Random(seed), 4, Conditions()) for seed in itertools.count())
+    lan = next(each for each in lans if each.plan.quorum < 0.9 and len(each.first_plan) > 1)
+    read, train = PlannedProgram._read_part, PlannedProgram._train_planned
+    committed, killed = PlannedChecks.committed, list[int]()
+
+    def read_slowly(self: PlannedProgram, channel: int, *rest: Any) -> Any:
+        if self.host.node.number == 2 and not channel and not killed:
+            yield 0.9  # longer than a change of the view takes, and shorter than the job's `stall_s`
+        yield from read(self, channel, *rest)
+
+    def train_to_test(self: PlannedProgram, phase: Any) -> Any:
+        if self.host.node.number == 2 and not killed:
+            self._own = SimpleNamespace(random=lambda: 0.0)
+        return (yield from train(self, phase))
+
+    def kill_lead(self: PlannedChecks, host: Any, commit: Any, phase: Any) -> None:
+        committed(self, host, commit, phase)
+        program = host.process
+        if killed or host.node.number != 2 or not commit.channel or not program._pending:
+            return
+        step = phase.step_of(commit.round, commit.channel)
+        if phase.planned and step and program._base[0] < phase.first_of(step):
+            killed.append(commit.round)
+            lan.at(lan.now, lambda: Faults(lan, random.Random(1)).kill(lan.hosts[0]))
+
+    monkeypatch.setattr(PlannedProgram, "_read_part", read_slowly)
+    monkeypatch.setattr(PlannedProgram, "_train_planned", train_to_test)
+    monkeypatch.setattr(PlannedChecks, "committed", kill_lead)
+    lan.hosts[0].submit()
+    lan.at(schedules.WATCH_S, lambda: schedules.watch(lan, "", 0.0))
+    assert schedules.finish(lan).what == "done" and killed
+
+
 # ---- mistakes that are made on purpose
 
 
@@ -84,7 +131,7 @@ def test_areas_of_a_plan_before_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(sizes, rooms=()) if sum(sizes.rooms) <= self.memory.room else sizes
 
     monkeypatch.setattr(Accumulators, "_lacks", wrong)
-    finds(0, "has room for")
+    finds(3, "has room for")
 
 
 def test_a_lead_that_forgets_that_it_saves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
