@@ -59,7 +59,7 @@ class Admission:
         host, membership = self._host, self._membership
         if not call.nonce:
             job = frame.tail.decode(errors="replace")
-            if job == self._readmission.run:
+            if job and job == self._readmission.run:
                 return []  # another host of that run has told a stranger
             if self._formation.starting is not None:
                 return [NotAdmitted(job)]
