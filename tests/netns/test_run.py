@@ -105,12 +105,25 @@ def test_a_group_of_the_scripts(three: Network, folder: Path) -> None:
     no_run(three)
 
 
-def begun(three: Network, child: subprocess.Popen[str]) -> None:
-    until(lambda: all((three.status(h) or {}).get("job") for h in three.names), "the run", 30)
+def begun(three: Network, child: subprocess.Popen[str], *hosts: str) -> None:
+    names = hosts or three.names
+    until(lambda: all((three.status(h) or {}).get("job") for h in names), "the run", 30)
     assert child.stdout is not None
-    assert {child.stdout.readline().strip() for _ in three.names} == {
-        f"{host}: begun" for host in three.names
-    }
+    assert {child.stdout.readline().strip() for _ in names} == {f"{host}: begun" for host in names}
+
+
+def test_a_host_that_comes_later_begins_nothing_beside_it(three: Network, folder: Path) -> None:
+    """It has no script, and hosts that have one stand by."""
+    three.leave("h3")
+    child = three.start("h1", "run", script(folder, SLEEPS.replace("600", "20")))
+    begun(three, child, "h1", "h2")
+    three.join("h3")
+    three.answered("h3")
+    refused = three.command("h3", "run", str(folder / "it.py")).error(4)
+    assert "is under way on this network, without this host: wait for its end" in refused
+    ended = three.finish(child, 40)
+    assert ended.code == 0, ended.err
+    no_run(three)
 
 
 def test_ctrl_c_ends_it_everywhere(three: Network, folder: Path) -> None:
