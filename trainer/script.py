@@ -18,6 +18,7 @@ from trainer.errors import FolderError, JobError
 from trainer.prepare import pack, unpack
 
 ARCHIVE, PREPARED = "job.tar", "prepared.json"
+BEGUN = ".begun"  # newer than the files that were sent, and older than all that the script writes (docs/run.md)
 #: Of its folder, for people: whose it is, and where data are to be.
 FOLDER = "script", "name it with --data PATH, which is not sent"
 
@@ -61,6 +62,7 @@ def run(workdir: Path) -> None:
     settings = json.loads((workdir / PREPARED).read_text())["settings"]["script"]
     unpack(workdir / ARCHIVE, workdir)
     os.chdir(workdir)
+    (workdir / BEGUN).touch()
     script = workdir / settings["path"]
     # As `python script.py` does it: the script's folder is where modules are looked for first.
     os.execv(sys.executable, [sys.executable, str(script), *settings["arguments"]])

@@ -19,6 +19,7 @@ Frames:
     keyring.py      the network's key and the views', which control frames are admitted
     probe.py        measurements of the LAN (`nicps doctor --network`)
     scripts.py      the script of `nicps run`, and its output
+    started.py      such a run at the host that has started it
     printed.py      the output of a script: two files as one stream
     left.py         the files that a script leaves
     shown.py        the messages to `nicps run`

@@ -68,7 +68,9 @@ class Groups:
             NetworkProblem: another one waits already, or a job is under way.
         """
         if self._waiting is not None:
-            raise NetworkProblem("another program on this host waits for a group already")
+            raise NetworkProblem(
+                "another program on this host waits for a group already: a host has one in a group"
+            )
         if not wanted.late:  # a host that was unplugged comes back once it hears the others again
             self._dataplane.check_interface()
         self._driver.life.roles.publisher.other_job = ""  # its lead now answers our calls

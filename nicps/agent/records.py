@@ -24,10 +24,10 @@ TIMELINE = "timeline.jsonl"
 COLLECTED = ("metrics.jsonl", TIMELINE, "agent.json", "final.json")
 #: The size of the log of a program that has failed.
 MOST_LOG_BYTES = 1 << 18
+DEEPEST = 32  # levels of folders that are copied, each of which needs a descriptor
 _FLUSH_ROWS = 256
 _FLUSH_S = 1.0  # a host that is killed loses no more than this of its time line
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DEEPEST = 32  # levels of folders, each of which needs a descriptor
 
 
 class Records:
@@ -223,7 +223,7 @@ def _copy_folder(folder: int, target: Path, depth: int = 1) -> None:
             continue  # a link, or gone
         try:
             mode = os.fstat(fd).st_mode
-            if stat.S_ISDIR(mode) and depth < _DEEPEST:
+            if stat.S_ISDIR(mode) and depth < DEEPEST:
                 _copy_folder(fd, target / name, depth + 1)
             elif stat.S_ISREG(mode):
                 _copy_file(fd, target / name)

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,60 +23,23 @@ from nicps.agent.control import ControlSocket
 from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
 from nicps.agent.folders import remove, working_folder
-from nicps.agent.left import Left
+from nicps.agent.left import WEIGHTS, Left
 from nicps.agent.loop import Loop
 from nicps.agent.peer import Peer
 from nicps.agent.printed import Printed
 from nicps.agent.process import Child, python
 from nicps.agent.records import open_file
-from nicps.agent.relay import INTERVAL_S, OutputReceiver, OutputSender, Piece
+from nicps.agent.relay import INTERVAL_S, OutputSender, Piece
 from nicps.agent.settings import AgentSettings
 from nicps.agent.shown import Shown
+from nicps.agent.started import Started
 from nicps.errors import Cancelled, JobFailed, NetworkProblem, NicpsError, explain
 from nicps.job.script import LaunchScript
-from nicps.job.text import one_line
 from nicps.session.events import Launched
-from nicps.session.messages import Error, Result
+from nicps.session.messages import Error
 from nicps.wire import ScriptStep, ScriptStream
 
-WEIGHTS = "weights"  # a digest by the backend of torch.distributed, in the script's folder
 _TICK_S = 0.05  # between two reads of a script's output
-_MOST_REPORT = 1200  # bytes
-_START_S = 15.0  # for the first sign of life of every host
-_KILL_LIMIT_S = 10.0  # for the others' scripts to end
-
-
-@dataclass(slots=True)
-class _Other:
-    """Another host of the run, as the host that has started it sees it."""
-
-    name: str
-    rank: int
-    receiver: OutputReceiver
-    heard: bool = False
-    waits: bool = False  # its script waits for its group to form
-
-
-@dataclass(slots=True)
-class _Host:
-    """The result of the script at a host: `code` is None if the host was lost."""
-
-    code: int | None
-    weights: str = ""
-    not_kept: str = ""  # why files that it has left are not in the run's folder
-
-
-@dataclass(slots=True)
-class _Started:
-    """The run, at the host that has started it. `ends`: the reason, once it is being ended."""
-
-    shown: Shown
-    began: float
-    others: dict[bytes, _Other]
-    found: dict[str, _Host] = field(default_factory=dict)
-    ends: NicpsError | None = None
-    ends_by: float = 0.0
-    formed: bool = False
 
 
 class _Run:
@@ -92,7 +54,7 @@ class _Run:
         self.child: Child | None = None
         self.report: bytes | None = None  # the result of its script
         self.sender = OutputSender(now, self.printed.reach)
-        self.started: _Started | None = None
+        self.started: Started | None = None
         self.cancelled = False  # by the user of this host, which is not the one that has started it
         self.told_at = 0.0
 
@@ -180,15 +142,12 @@ class Scripts:
                     self._control.post(peer, Error.of(JobFailed(reason)))
             return
         run = self._run = _Run(action, base, self._settings.runs, now)
+        self._driver.life.note_run(action.job)
         log(f"run {action.job}: rank {action.rank} of {len(action.hosts)}")
         if run.starts_here:
-            others = {
-                mac: _Other(name, rank, OutputReceiver(now))
-                for rank, (name, mac) in enumerate(action.hosts)
-                if rank != action.rank
-            }
             shown = Shown(self._control, action.job, action.submission)
-            run.started = _Started(shown, now, others)
+            send = partial(self._send, run)
+            run.started = Started(action, shown, now, self._settings.runs, run.printed, send)
             names = tuple(name for name, _ in action.hosts)
             shown.send(Launched(action.job, names))
             if action.submission and not shown.waiting:
@@ -214,6 +173,8 @@ class Scripts:
 
     def _ended(self, run: _Run, code: int) -> None:
         child, run.child = run.child, None
+        if run is self._run:
+            self._driver.life.note_run("")
         if child is not None and child.failure:
             self._note_unstarted(run, child.failure)
             return
@@ -231,10 +192,12 @@ class Scripts:
         """Make the report once the files of the script are kept, or cannot be."""
         if run.left.why:
             report["not_kept"] = run.left.why
+        elif run.left.removed:
+            report["removed"] = run.left.removed
         run.report = orjson.dumps(report)
         if run is self._run and run.started is not None:
             run.started.shown.forward_own(run.name, run.printed)
-            self._note_end(run, run.started, run.name, run.report)
+            run.started.note_end(run.name, run.report)
 
     # ---- frames
 
@@ -253,27 +216,8 @@ class Scripts:
                 run.sender.acknowledge(now, body.at)
             else:
                 self._kill(run)
-        elif run.started is not None and source in run.started.others:
-            self._take_output(run, run.started, source, body, bytes(frame.tail))
-
-    def _take_output(
-        self, run: _Run, started: _Started, source: bytes, body: wire.Script, tail: bytes
-    ) -> None:
-        other = started.others[source]
-        other.heard, other.waits = True, bool(body.waits)
-        if started.shown.full and body.step == ScriptStep.OUTPUT and tail:
-            other.receiver.note_alive(self._driver.now)  # the host sends it again
-            self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
-            return
-        if other.name in started.found and not other.receiver.ended:
-            del started.found[other.name]  # it was taken for lost
-        new = other.receiver.take(self._driver.now, body, tail)
-        if new is not None and body.step == ScriptStep.END:
-            self._note_end(run, started, other.name, new)
-        elif new is not None:
-            stream = ScriptStream(bool(body.stream))
-            started.shown.forward(other.name, stream, new)
-        self._send(run, ScriptStep.SEEN, other.receiver.seen, other.rank)
+        elif run.started is not None:
+            run.started.take_output(now, source, body, bytes(frame.tail))
 
     def _send(
         self,
@@ -297,7 +241,10 @@ class Scripts:
         if run is None:
             return
         if run.started is not None:
-            self._tick_started(run, run.started, now)
+            if run.started.tick(now, self._forming(), self._in_group()):
+                self._kill(run)
+            if run.started.over:
+                self._close(run)
             return
         if run.cancelled and now >= run.told_at + _TICK_S:
             run.told_at = now
@@ -323,74 +270,6 @@ class Scripts:
             return run.report
         return run.printed.read(piece.at, piece.length)
 
-    def _tick_started(self, run: _Run, started: _Started, now: float) -> None:
-        started.shown.forward_own(run.name, run.printed)
-        for other in started.others.values():
-            if started.ends is not None and other.receiver.kills(now):
-                self._send(run, ScriptStep.KILL, 0, other.rank)
-            if other.receiver.ended or other.name in started.found:
-                continue
-            late = not other.heard and now > started.began + _START_S
-            if late or (other.heard and other.receiver.is_lost(now)):
-                what = "was lost" if other.heard else "did not start"
-                text = f"nicps: {other.name} {what}\n".encode()
-                started.shown.forward(other.name, ScriptStream.STDERR, text)
-                started.found[other.name] = _Host(None)
-        self._give_up_forming(run, started)
-        everywhere = len(started.found) == len(run.launch.hosts)
-        shown = started.shown.has_own(run.printed)
-        if (everywhere and shown) or (started.ends is not None and now > started.ends_by):
-            self._finish(run, started)
-
-    # ---- at the host that has started it
-
-    def _note_end(self, run: _Run, started: _Started, name: str, report: bytes) -> None:
-        try:
-            found = orjson.loads(report[:_MOST_REPORT])
-            code, weights = found["code"], str(found.get("weights", ""))[:64]
-            not_kept = one_line(found.get("not_kept", ""))
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            code, weights, not_kept = None, "", ""
-        known = type(code) is int and 0 <= code <= 255
-        started.found[name] = _Host(code if known else JobFailed.exit_code, weights, not_kept)
-
-    def _give_up_forming(self, run: _Run, started: _Started) -> None:
-        """A script that has failed cannot join the group for which the others wait."""
-        failed = [(name, host.code) for name, host in started.found.items() if host.code != 0]
-        started.formed |= self._in_group()
-        waits = self._forming() or any(
-            other.waits for other in started.others.values() if other.name not in started.found
-        )
-        if not failed or started.ends is not None or started.formed or not waits:
-            return
-        name, code = failed[0]
-        how = "was lost" if code is None else f"ended with exit code {code}"
-        started.ends = JobFailed(f"the script on {name} {how} before all had joined the group")
-        started.ends_by = self._driver.now + _KILL_LIMIT_S
-        self._kill(run)
-
-    def _finish(self, run: _Run, started: _Started) -> None:
-        names = [name for name, _ in run.launch.hosts]
-        codes = {
-            name: started.found[name].code if name in started.found else None for name in names
-        }
-        told = {host.weights for host in started.found.values() if host.weights}
-        if started.ends is not None:
-            started.shown.send(Error.of(started.ends))
-        else:
-            result = {
-                "job_id": run.launch.job,
-                "hosts": len(names),
-                "exit_codes": codes,
-                "lost": [name for name, code in codes.items() if code is None],
-                "seconds": round(self._driver.now - started.began, 3),
-                "weights_identical": len(told) == 1 if told else None,
-                "folder": str(self._settings.runs / run.launch.job),
-                "not_kept": {n: h.not_kept for n, h in started.found.items() if h.not_kept},
-            }
-            started.shown.send(Result(result))
-        self._close(run)
-
     # ---- the end
 
     def forget(self, peer: Peer) -> None:
@@ -402,13 +281,13 @@ class Scripts:
 
     def cancel(self, reason: str) -> bool:
         """End the scripts at all hosts; return whether there is a run."""
-        run, now = self._run, self._driver.now
+        run = self._run
         if run is None:
             return False
         if run.started is None:
             run.cancelled = True  # all are told, since the host that has started it may be lost
-        elif run.started.ends is None:
-            run.started.ends, run.started.ends_by = Cancelled(reason), now + _KILL_LIMIT_S
+        else:
+            run.started.end(self._driver.now, Cancelled(reason))
         self._kill(run)
         return True
 
@@ -419,15 +298,13 @@ class Scripts:
             return
         if run.started is not None:
             self.cancel("the agent stops")
-            for other in run.started.others.values():
-                self._send(run, ScriptStep.KILL, 0, other.rank)
+            run.started.kill_all()
             run.started.shown.send(Error.of(Cancelled("the agent of this host has stopped")))
         self._close(run)
 
     def _kill(self, run: _Run) -> None:
-        if run.started is not None and run.started.ends is None:
-            run.started.ends = Cancelled("cancelled on another host")
-            run.started.ends_by = self._driver.now + _KILL_LIMIT_S
+        if run.started is not None:
+            run.started.end(self._driver.now, Cancelled("cancelled on another host"))
         if run.child is not None:
             run.child.kill()  # `_ended` follows
 
@@ -444,6 +321,7 @@ class Scripts:
     def _close(self, run: _Run) -> None:
         """Keep the files that it has left, and remove its folder."""
         self._run = None
+        self._driver.life.note_run("")
         if run.child is not None:
             self._children.end(run.child)
         if not run.left.begun:

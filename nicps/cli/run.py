@@ -16,6 +16,7 @@ import orjson
 from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
 from nicps.errors import JobFailed, NetworkProblem, NotKept, UsageProblem
+from nicps.session.channel import Channel
 from nicps.session.commands import connect, follow, submit
 from nicps.session.events import Launched, Output, Preparing
 from nicps.session.messages import Result, Submit
@@ -26,6 +27,15 @@ handed out to them. RANK and WORLD_SIZE are set, and dist.init_process_group("ni
 comes back with the host's name in front of each line. Ctrl-C ends the script everywhere. The exit code is that of the
 first host, by rank, where it is not 0; 5 if a host was lost; 8 if all went well, and what a script has left could not
 be kept. See docs/run.md."""
+_NAMED = 5  # files that were removed
+#: What PyTorch says of a script whose process group is not ours: here no address, or one that leads nowhere.
+_NOT_OURS = (
+    "environment variable MASTER_ADDR expected",
+    "seconds waiting for clients",
+    "while trying to connect to (localhost",
+    "while trying to connect to (127.0.0.1",
+    "Unknown backend type nicps",
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -89,23 +99,29 @@ def _run(args: argparse.Namespace, script: Path, file: IO[bytes] | None) -> int:
     with connect(args.socket) as channel:
         submit(channel, Submit(str(script.parent), settings=settings, entry="trainer.script"))
         lines = _Lines(sys.stderr if args.json else sys.stdout, sys.stderr)
-        for message in follow(channel):
-            if isinstance(message, Output):
-                lines.add(message.host, message.stream, message.text)
-            elif isinstance(message, Launched):
-                print(f"nicps: {message.job_id} on {', '.join(message.hosts)}", file=sys.stderr)
-            elif isinstance(message, Result):
-                lines.close()
-                if "exit_codes" not in message.result:
-                    lead = message.result.get("lead", "another host")
-                    raise NetworkProblem(
-                        f"{lead} goes on with the run, and this host is not in it: start it again"
-                    )
-                if file is not None:
-                    file.write(orjson.dumps(dict(message.result)) + b"\n")
-                return _finish(message.result, as_json=args.json)
-            elif not isinstance(message, Preparing):  # a script's folder is only packed
-                show(message)
+        with contextlib.closing(lines):
+            result = _follow(channel, lines)
+    if "exit_codes" not in result:
+        lead = result.get("lead", "another host")
+        raise NetworkProblem(
+            f"{lead} goes on with the run, and this host is not in it: start it again"
+        )
+    if file is not None:
+        file.write(orjson.dumps(dict(result)) + b"\n")
+    return _finish(result, as_json=args.json)
+
+
+def _follow(channel: Channel, lines: _Lines) -> Mapping[str, Any]:
+    """Show what comes of the run, until its result."""
+    for message in follow(channel):
+        if isinstance(message, Output):
+            lines.add(message.host, message.stream, message.text)
+        elif isinstance(message, Launched):
+            print(f"nicps: {message.job_id} on {', '.join(message.hosts)}", file=sys.stderr)
+        elif isinstance(message, Result):
+            return message.result
+        elif not isinstance(message, Preparing):  # a script's folder is only packed
+            show(message)
     raise AssertionError("a run ends with a result or an error")
 
 
@@ -115,6 +131,7 @@ class _Lines:
     def __init__(self, stdout: Any, stderr: Any) -> None:
         self._files = {"stdout": stdout, "stderr": stderr}
         self._rest: dict[tuple[str, str], str] = {}
+        self._not_ours = ""
 
     def add(self, host: str, stream: str, text: str) -> None:
         """More output of that host."""
@@ -123,14 +140,21 @@ class _Lines:
         self._print(host, stream, whole)
 
     def close(self) -> None:
-        """The rest: lines without an end."""
+        """The rest: lines without an end, and what a script's error means here."""
         for (host, stream), rest in self._rest.items():
             self._print(host, stream, [rest] if rest else [])
+        if self._not_ours:
+            print(
+                f'nicps: "{self._not_ours}": the process group is not that of nicps. The script needs `import'
+                ' nicps.torch` and dist.init_process_group("nicps")',
+                file=self._files["stderr"],
+            )
 
     def _print(self, host: str, stream: str, lines: list[str]) -> None:
         file = self._files[stream]
         for line in lines:
             print(f"{host}: {line}", file=file)
+            self._not_ours = next((text for text in _NOT_OURS if text in line), self._not_ours)
         file.flush()
 
 
@@ -149,9 +173,22 @@ def _finish(result: Mapping[str, Any], *, as_json: bool) -> int:
     not_kept: Mapping[str, str] = result.get("not_kept", {})
     for name, why in not_kept.items():
         print(f"nicps: {name}: {why}", file=sys.stderr)
+    if removed := result.get("removed"):
+        print(f"nicps: {_text_of(removed)}", file=sys.stderr)
     first = next((code for code in failed.values() if code is not None), None)
     if first is not None:
         return first
     if failed or result["weights_identical"] is False:
         return JobFailed.exit_code
     return NotKept.exit_code if not_kept else 0
+
+
+def _text_of(removed: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of the files that were removed with the scripts' folders, by host."""
+    count = sum(each["files"] for each in removed.values())
+    names = sorted({name for each in removed.values() for name in each["first"]})
+    what = "1 file that a script wrote" if count == 1 else f"{count} files that scripts wrote"
+    return (
+        f"{what} outside of out/ went with the folder on {', '.join(removed)}: {', '.join(names[:_NAMED])}"
+        f"{', ...' if count > _NAMED else ''}; what is written to out/ is kept"
+    )

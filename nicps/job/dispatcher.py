@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nicps import protocol, wire
-from nicps.errors import JobFailed, NicpsError, WireError
+from nicps.errors import JobFailed, NetworkProblem, NicpsError, WireError
 from nicps.job import orders as ask
 from nicps.job.actions import (
     Action,
@@ -31,7 +31,7 @@ from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
 from nicps.job.slow_work import StreamSize
 from nicps.job.text import one_line
-from nicps.job.under_way import UnderWay
+from nicps.job.under_way import UnderWay, is_run
 from nicps.protocol import Node, Phase
 
 
@@ -123,7 +123,7 @@ class Dispatcher:
             case protocol.NoProgress():
                 orders = [ask.Warn(action.explain(self.node.view))]
             case protocol.NotAdmitted(job):
-                orders = roles.publisher.note_other_job(job)
+                orders = self._note_other_job(job)
             case protocol.Differs():
                 orders = self._differ(now, action)
             case protocol.Evicted():
@@ -201,6 +201,19 @@ class Dispatcher:
         if stops and self.part is not None:
             return roles.end_others_job(phase)  # this host departs, and has decided that before
         return []
+
+    def _note_other_job(self, job: str) -> Orders:
+        """A job that admits nobody is under way, or a run of `nicps run`, beside which no job begins."""
+        roles, submission = self.roles, self.roles.submission
+        if not is_run(job):
+            return roles.publisher.note_other_job(job)
+        if submission is None or submission.group is not None:
+            return []
+        self.node.abandon()
+        reason = (
+            f"{one_line(job)} is under way on this network, without this host: wait for its end"
+        )
+        return roles.fail_submission(reason, NetworkProblem.exit_code)
 
     def _fail_job(self, reason: str) -> Orders:
         roles = self.roles

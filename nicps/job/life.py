@@ -24,7 +24,7 @@ from nicps.job.orders import Cancel, Fail, Orders, Warn
 from nicps.job.part import Part
 from nicps.job.roles import LifeSettings, Roles
 from nicps.job.tasks import Tasks
-from nicps.job.under_way import UnderWay
+from nicps.job.under_way import UnderWay, name_run
 from nicps.protocol import Group, Node, NodeState
 from nicps.session.served_form import NearLimit
 from nicps.session.shared_form import FromProgram
@@ -66,6 +66,7 @@ class Life:
         self._dispatcher = Dispatcher(settings, self.node, self.roles)
         self._nonce = nonce
         self._leaves_by = math.inf  # this host leaves then, if a user wants it
+        self._in_run = False  # a script of `nicps run` is under way here
         self._awaited = False  # all members wait for the rest of this host's gradient
         self.comes_late: tuple[str, int] | None = None
 
@@ -97,6 +98,8 @@ class Life:
             return None
         if (group := UnderWay.read(job_id)) is not None:
             return self._stage_in_group(group)
+        if self._in_run:
+            return None
         if self.part is None or self.part.id != job_id:
             return wire.Stage.NOTHING
         return self.part.stage
@@ -320,6 +323,11 @@ class Life:
         self.check_free()
         self.node.wait_for(group)
         return self.roles.submit(group).number
+
+    def note_run(self, job: str) -> None:
+        """A script of that run of `nicps run` is under way here, or (an empty name) none any more."""
+        self._in_run = bool(job)
+        self.node.note_run(name_run(job) if job else "")
 
     def withdraw_group(self, now: float) -> tuple[list[Action], tuple[str, ...]]:
         """The program no longer waits; return the actions, and the hosts that were found, this one included."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group that is under way, as its lead names it to hosts that stand by (R20, docs/collective.md)."""
+"""A group or a run that is under way, as its hosts name it to hosts that stand by (R20, docs/collective.md)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+_RUN = "run "
 _TEXT = re.compile(r"group (.+) \(size ([0-9]{1,2}), members ([1-9][0-9]?)\)")
 
 
@@ -33,3 +34,13 @@ class UnderWay:
     def is_for(self, name: str, size: int) -> bool:
         """Whether it is the group of a program that waits for one of that name and size."""
         return name == self.name and size in (0, self.size, self.members)
+
+
+def name_run(job: str) -> str:
+    """How hosts name a run of `nicps run` to one that calls for a job."""
+    return f"{_RUN}{job}"
+
+
+def is_run(text: str) -> bool:
+    """Whether it is the name of a run."""
+    return text.startswith(_RUN)

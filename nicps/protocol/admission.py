@@ -59,6 +59,8 @@ class Admission:
         host, membership = self._host, self._membership
         if not call.nonce:
             job = frame.tail.decode(errors="replace")
+            if job and job == self._readmission.run:
+                return []  # another host of that run has told a stranger
             if self._formation.starting is not None:
                 return [NotAdmitted(job)]
             return self._bystander.hear(job)
@@ -67,6 +69,8 @@ class Admission:
                 return [*self._readmission.announce_job(now)]
             if host.is_member or (membership.busy and self._formation.starting is None):
                 return []
+            if self._readmission.run and not call.ballot:
+                return [*self._readmission.announce_run(now)]
             if not self._formation.on_call(now, source, call.ballot):
                 return []
             stage = wire.Stage.NOTHING

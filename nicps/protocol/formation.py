@@ -96,10 +96,12 @@ class Formation:
 
     def lose(self, source: bytes) -> Steps:
         """That host's list is here."""
-        if self.starting is None:
+        starting, self.starting = self.starting, None
+        if starting is None:
             return []
-        self.starting = None
         reason = "started a job at the same moment; submit again later"
+        if starting.group is not None:  # the program goes on waiting
+            reason = "has formed the network at the same moment"
         return [Failed(f"{wire.mac_text(source)} {reason}")]
 
     def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> Send:

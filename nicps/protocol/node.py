@@ -178,6 +178,10 @@ class Node(NodeParts):
         self._readmission.job, self._readmission.calls = job, calls
         self._readmission.closed = closed
 
+    def note_run(self, told: str) -> None:
+        """A script of `nicps run` is under way here, of which strangers are told this; or (empty) none any more."""
+        self._readmission.run = told
+
     def need_room(self, now: float, fragments: int, width: int) -> list[Action]:
         """The size of this job's vectors is known: a Linux switch is to have room for them."""
         steps = self.switch.need_room(now, fragments, width)

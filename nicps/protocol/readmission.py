@@ -17,11 +17,12 @@ class Readmission:
     """Every member keeps the rejoin back-off of each host, so that it outlives the lead.
 
     Attributes: `job`, the name of the job that is led from here; `calls`, hosts are called for it; `closed`, it admits
-    no host that is not in the list.
+    no host that is not in the list. `run`, what strangers are told of a run of `nicps run` whose script is under way
+    here: no job begins beside it.
     """
 
     def __init__(self, host: LocalHost, timings: Timings, nonce: Callable[[], int]) -> None:
-        self.job = ""
+        self.job = self.run = ""
         self.calls = self.closed = False
         self._host = host
         self._timings = timings
@@ -71,12 +72,19 @@ class Readmission:
 
     def announce_job(self, now: float) -> Steps:
         """A stranger asks: the job admits nobody. Questions of several are answered at once."""
-        if not (self.job and self.closed) or now < self._announce_at:
+        return self._announce(now, self.job) if self.job and self.closed else []
+
+    def announce_run(self, now: float) -> Steps:
+        """A stranger calls for a job, and a script is under way here."""
+        return self._announce(now, self.run)
+
+    def _announce(self, now: float, what: str) -> Steps:
+        if now < self._announce_at:
             return []
         self._announce_at = now + self._timings.call_back_s / 2
         view = self._host.view
         body = wire.Call(0, view.number, view.ballot)
-        return [Send(wire.Frame(wire.Header(), body, tail=self.job.encode()))]
+        return [Send(wire.Frame(wire.Header(), body, tail=what.encode()))]
 
     def _begin(self, now: float) -> None:
         self._called = ()

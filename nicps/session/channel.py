@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import importlib
 import math
 import os
 import select
@@ -77,10 +78,7 @@ class Channel:
             return cls.connect(address)
         except OSError as error:
             if address.startswith("fd:"):
-                raise NetworkProblem(
-                    "this process has used its connection to the agent: a process that nicps has started can be in one"
-                    " group"
-                ) from None
+                raise NetworkProblem(_no_connection()) from None
             raise NetworkProblem(
                 f"no agent listens on {address} ({error.strerror}): run `nicps join --iface IFACE` first"
             ) from None
@@ -239,6 +237,16 @@ def is_ready(event: int, timeout_s: float | None, *descriptors: int) -> bool:
     for descriptor in descriptors:
         poll.register(descriptor, event)
     return bool(poll.poll(timeout_s and math.ceil(min(timeout_s, _LONGEST_S) * 1000)))
+
+
+def _no_connection() -> str:
+    """Why a process cannot use the connection that a process has inherited."""
+    if importlib.import_module("multiprocessing").parent_process() is not None:
+        return (
+            "a group has one rank a host, in the process that nicps has started, and that one has started this one"
+            " (mp.spawn?): call init_process_group, or Group.form, without starting a process"
+        )
+    return "this process has used its connection to the agent: a process that nicps has started can be in one group"
 
 
 def _inherited(number: str) -> socket.socket:

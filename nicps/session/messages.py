@@ -204,7 +204,9 @@ class Error(Message):
         kinds: tuple[type[NicpsError], ...]
         kinds = (UsageProblem, EnvironmentProblem, NetworkProblem, JobFailed, Alarm, Cancelled)
         known = {kind.exit_code: kind for kind in kinds}
-        return known.get(self.exit_code, NicpsError)(self.message)
+        error = known.get(self.exit_code, NicpsError)(self.message)
+        error.exit_code = self.exit_code  # it may be a script's
+        return error
 
 
 @dataclass(frozen=True, slots=True)

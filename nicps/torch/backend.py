@@ -55,12 +55,15 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
     """All ranks of a group, one on each host.
 
     Attributes: `group`, the collectives, with `lost` and `on_loss`; `tcp`, whether Gloo can do what nicps does not.
+    `averages`, a hook averages DDP's gradients over the ranks that are there.
     """
 
     def __init__(self, group: Group, tcp: Tcp, gloo: Any = None) -> None:
         super().__init__(group.rank, group.size)
         self.group, self.tcp, self._gloo = group, tcp, gloo
+        self.averages = False
         group.on_loss = self._warn_of_loss
+        group.farewell = "destroy_process_group"
 
     @classmethod
     def create(
@@ -113,13 +116,7 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
     abort = shutdown
 
     def _warn_of_loss(self, lost: tuple[int, ...]) -> None:
-        names = ", ".join(f"{self.group.names[rank]} (rank {rank})" for rank in lost)
-        left = self.group.size - len(lost)
-        warnings.warn(
-            f"nicps: lost {names}: sums are over the {left} members that are left from now on, while DDP goes on"
-            f" dividing by {self.group.size}",
-            stacklevel=2,
-        )
+        warn_of_loss(self.group, lost, averages=self.averages)
 
     # ---- collectives
 
@@ -349,6 +346,18 @@ def leave_digest(path: Path) -> None:
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(flat.numpy().tobytes())
     path.write_text(digest.hexdigest())
+
+
+def warn_of_loss(group: Group, lost: tuple[int, ...], *, averages: bool) -> None:
+    """Tell a script what comes of it. `averages`: gradients are averaged over the ranks that are left."""
+    names = ", ".join(f"{group.names[rank]} (rank {rank})" for rank in lost)
+    left = group.size - len(lost)
+    comes = (
+        f"gradients are averaged over the {left} hosts that are left"
+        if averages
+        else f"sums are over the {left} members that are left from now on, while DDP goes on dividing by {group.size}"
+    )
+    warnings.warn(f"nicps: lost {names}: {comes}", stacklevel=3)
 
 
 # ---- tensors and vectors

@@ -9,7 +9,6 @@ DDP's hooks are checked by their annotations, so this module cannot postpone the
 
 import importlib
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ from nicps.collective import Group
 from nicps.collective.kinds import Array
 from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
+from nicps.torch.backend import warn_of_loss
 from nicps.torch.callbacks import callback
+from nicps.torch.staging import as_float32, write_back
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OnLoss = Callable[[tuple[int, ...]], None]
@@ -97,10 +98,9 @@ def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
         raise UsageProblem(
             f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
         )
-    if parameter.requires_grad and parameter.device.type != "cpu":
+    if parameter.requires_grad and parameter.device.type not in ("cpu", "cuda"):
         raise UsageProblem(
-            f"compress takes parameters on the CPU, and {name} is on {parameter.device}: DDP by itself, or with the"
-            " hook nicps.torch.average, averages gradients of a GPU"
+            f"compress takes parameters of the processor and of CUDA, and {name} is on {parameter.device}"
         )
 
 
@@ -143,12 +143,7 @@ class Losses:
         if self.on_loss is not None:
             self.on_loss(lost)
         elif lost:
-            names = ", ".join(f"{self._group.names[rank]} (rank {rank})" for rank in lost)
-            left = self._group.size - len(lost)
-            warnings.warn(
-                f"nicps: lost {names}: gradients are averaged over the {left} hosts that are left",
-                stacklevel=2,
-            )
+            warn_of_loss(self._group, lost, averages=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +203,7 @@ class Compression(Losses):
                     f"the residual of {name} has {tensor.numel():,} numbers, and this model's parameter"
                     f" {sizes.get(name, 0):,}: it is that of another model"
                 )
-            found[name] = tensor.detach().to(torch.float32).reshape(-1).numpy().copy()
+            found[name] = tensor.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
         self._residuals, self._buckets = found, {}
         self._scales = dict.fromkeys(found, 1.0)
 
@@ -246,15 +241,13 @@ class Compression(Losses):
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A future of the bucket's mean."""
         buffer: torch.Tensor = bucket.buffer()
-        wide = buffer.detach().to(torch.float32)  # the same tensor, if it is float32
+        wide = as_float32(buffer)
         vector, began = wide.numpy(), time.monotonic()
         future = self._group.average(vector, self.residual_of(bucket), lane=self.lane)
 
         def finish() -> torch.Tensor:
             future.result()
-            if wide.data_ptr() != buffer.data_ptr():
-                with torch.no_grad():
-                    buffer.copy_(wide)
+            write_back(wide, buffer)
             self.figures.buckets += 1
             self.figures.numbers += len(vector)
             self.figures.seconds += time.monotonic() - began

@@ -155,6 +155,8 @@ def average(_, bucket):  # type: ignore[no-untyped-def]
 
     model.register_comm_hook(None, nicps.torch.average)
     """
+    if isinstance(dist.group.WORLD, ProcessGroupNicps):
+        dist.group.WORLD.averages = True
     work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     done: torch.futures.Future[Any] = work.get_future()

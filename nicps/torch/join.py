@@ -34,17 +34,36 @@ _stores: list[Store] = []
 
 
 def register() -> None:
-    """`nicps://`, and `env://` (the default) where the environment names no rendezvous of its own."""
+    """`nicps://`; `env://` (the default) where the environment names no rendezvous; under `nicps run` all addresses.
+
+    There an address is the script's own, of a tutorial that has all ranks on one host: no rank would find the others.
+    """
     # `torch.distributed.rendezvous` is a function, and the module behind it.
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, Any] = module._rendezvous_handlers
-    original = handlers["env"]
+    by_environment, by_address = handlers["env"], handlers["tcp"]
 
     def from_environment(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        yield from (original if "MASTER_ADDR" in os.environ else meet)(url, **kwargs)
+        address = os.environ.get("MASTER_ADDR")
+        if address is None or _is_run():
+            yield from meet(url, **kwargs)
+            return
+        found = by_environment(url, **kwargs)
+        text = f"waits for the other ranks at MASTER_ADDR={address}: without it the agents let them meet"
+        with print_if_slow(text, _QUIET_S):
+            first = next(found)
+        yield first
+        yield from found
 
-    handlers["env"] = from_environment
-    handlers["nicps"] = meet
+    def from_address(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        yield from (meet if _is_run() else by_address)(url, **kwargs)
+
+    handlers["env"], handlers["tcp"], handlers["nicps"] = from_environment, from_address, meet
+
+
+def _is_run() -> bool:
+    """This is a script of `nicps run`, whose agent has a rank, the size and a store for it."""
+    return "NICPS_WEIGHTS" in os.environ
 
 
 def meet(
@@ -108,7 +127,8 @@ def form(size: int, rank: int | None, timeout: timedelta) -> Group:
     seconds = max(timeout.total_seconds(), _LEAST_S)
     forming_s = min(max(seconds, _FORMING_S), 1e6)
     of = f"of {size} hosts" if size else "of all hosts"
-    text = f"waits for the other ranks {of}: start the script on every host, as `nicps run` does"
+    how = "" if _is_run() else ": start the script on every host, as `nicps run` does"
+    text = f"waits for the other ranks {of}{how}"
     with print_if_slow(text, _QUIET_S):
         return Group.form(
             size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds, late=True

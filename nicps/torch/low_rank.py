@@ -19,11 +19,12 @@ from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
 from nicps.torch.compress import Figures, Losses, Scaler, check_parameter
 from nicps.torch.factors import Matrix, exchange, pays
+from nicps.torch.staging import as_float32, write_back
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """A bucket of the step that is under way; `wide` is its buffer as float32, the same memory if it is that."""
+    """A bucket of the step that is under way; `wide` is its buffer as float32 on the host, perhaps the same memory."""
 
     buffer: torch.Tensor
     wide: torch.Tensor
@@ -139,7 +140,7 @@ class LowRank(Losses):
             self._scale = scale
 
     def _split(self, bucket: GradBucket, buffer: torch.Tensor) -> _Bucket:
-        wide = buffer.detach().to(torch.float32)
+        wide = as_float32(buffer)
         matrices, rest, at = [], [], 0
         for parameter in bucket.parameters():
             here = wide[at : at + parameter.numel()]
@@ -164,8 +165,7 @@ class LowRank(Losses):
         for bucket in self._open:
             self.figures.buckets += 1
             self.figures.numbers += len(bucket.wide)
-            if bucket.wide.data_ptr() != bucket.buffer.data_ptr():
-                bucket.buffer.detach().copy_(bucket.wide)
+            write_back(bucket.wide, bucket.buffer)
 
     def _finish(self, buffer: torch.Tensor) -> torch.Tensor:
         """What has failed is raised here: an exception that is set in a future from Python ends the interpreter."""

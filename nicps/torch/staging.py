@@ -30,3 +30,18 @@ def to_device(found: torch.Tensor, tensor: torch.Tensor) -> None:
         with torch.cuda.stream(stream):
             tensor.copy_(pinned, non_blocking=True)
         stream.synchronize()
+
+
+def as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers as float32 in memory of the host: the tensor's own, if it has them there."""
+    tensor = tensor.detach()
+    return (to_host(tensor) if tensor.is_cuda else tensor).to(torch.float32)
+
+
+def write_back(found: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Write what `as_float32` has given, and what was changed then, into the tensor."""
+    tensor = tensor.detach()
+    if tensor.is_cuda:
+        to_device(found.to(tensor.dtype), tensor)
+    elif found.data_ptr() != tensor.data_ptr():
+        tensor.copy_(found)

@@ -105,12 +105,25 @@ def test_a_group_of_the_scripts(three: Network, folder: Path) -> None:
     no_run(three)
 
 
-def begun(three: Network, child: subprocess.Popen[str]) -> None:
-    until(lambda: all((three.status(h) or {}).get("job") for h in three.names), "the run", 30)
+def begun(three: Network, child: subprocess.Popen[str], *hosts: str) -> None:
+    names = hosts or three.names
+    until(lambda: all((three.status(h) or {}).get("job") for h in names), "the run", 30)
     assert child.stdout is not None
-    assert {child.stdout.readline().strip() for _ in three.names} == {
-        f"{host}: begun" for host in three.names
-    }
+    assert {child.stdout.readline().strip() for _ in names} == {f"{host}: begun" for host in names}
+
+
+def test_a_host_that_comes_later_begins_nothing_beside_it(three: Network, folder: Path) -> None:
+    """It has no script, and hosts that have one stand by."""
+    three.leave("h3")
+    child = three.start("h1", "run", script(folder, SLEEPS.replace("600", "20")))
+    begun(three, child, "h1", "h2")
+    three.join("h3")
+    three.answered("h3")
+    refused = three.command("h3", "run", str(folder / "it.py")).error(4)
+    assert "is under way on this network, without this host: wait for its end" in refused
+    ended = three.finish(child, 40)
+    assert ended.code == 0, ended.err
+    no_run(three)
 
 
 def test_ctrl_c_ends_it_everywhere(three: Network, folder: Path) -> None:
@@ -147,9 +160,9 @@ def test_a_host_that_is_lost(three: Network, folder: Path) -> None:
 def test_a_script_that_fails_before_the_group_has_formed(
     three: Network, folder: Path, rank: str
 ) -> None:
-    """Also the one of the host that has started the run, at which no command waits then."""
+    """Also the one of the host that has started the run, at which no command waits then. The exit code is its own."""
     ended = three.command("h1", "run", script(folder, FAILS), rank, timeout_s=60)
-    assert "ended with exit code 1 before all had joined the group" in ended.error(5)
+    assert "ended with exit code 1 before all had joined the group" in ended.error(1)
     assert "no data here" in ended.err and "no data here" not in ended.out
     no_run(three)
 
@@ -175,14 +188,18 @@ def test_what_cannot_be_run(three: Network, folder: Path) -> None:
     ids=["the same", "differing"],
 )
 def test_a_ddp_script_in_a_lab(tmp_path: Path, differing: str, identical: bool, code: int) -> None:
-    """`weights_identical` comes from the backend, as the process group is destroyed."""
+    """`weights_identical` comes from the backend, as the process group is destroyed. The script is of a tutorial: what
+    it says of an address must not count.
+    """
     pytest.importorskip("torch")
     tmp_path.chmod(0o755)
     text = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 import nicps.torch
-dist.init_process_group("nicps")
-open("out/rank", "w").write(str(dist.get_rank()))
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+dist.init_process_group("nicps", init_method="env://")
+for name in ("out/rank", "lost.txt"):
+    open(name, "w").write(str(dist.get_rank()))
 torch.manual_seed(dist.get_rank())
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
 model(torch.randn(5, 8)).sum().backward()
@@ -201,6 +218,11 @@ dist.destroy_process_group()
     assert done.returncode == code, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["weights_identical"] is identical and result["hosts"] == 2
+    assert {each["first"][0] for each in result["removed"].values()} == {"lost.txt"}
+    assert (
+        "2 files that scripts wrote outside of out/ went with the folder on h1, h2: lost.txt;"
+        in done.stderr
+    )
     if code == 0:
         left = Path(result["folder"]).glob("h*/out/rank")
         assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"

@@ -13,7 +13,7 @@ from nicps.job.actions import Log
 from nicps.job.plan import Plan
 from nicps.job.publisher import Publisher
 from nicps.job.text import one_line
-from nicps.protocol import NodeState, NotAdmitted, Send, Timings, View
+from nicps.protocol import Group, NodeState, NotAdmitted, Send, Timings, View
 from nicps.protocol.bystander import Bystander
 from nicps.protocol.local_host import LocalHost
 from tests.simulator import schedules
@@ -128,3 +128,40 @@ def test_where_new_hosts_are_admitted_it_takes_part() -> None:
     lan, _ = late(plan=Plan("job", batch=20, width=16, alarm_below=0.0, admit=True))
     assert lan.run(lambda: lan.hosts[0].node.view.live == {1, 2, 3}, 5.0)
     assert not any("admits no more hosts" in line for line in lan.trace)
+
+
+def test_no_job_begins_beside_a_run() -> None:
+    """Scripts of `nicps run` are under way on two hosts; a third one, which is not in the run, submits a job."""
+    lan, _ = job(hosts=2, late=1)
+    assert schedules.finish(lan).what == "done"
+    members, stranger = lan.hosts[:2], lan.hosts[2]
+    stranger.restart()
+    for host in members:
+        host.machine.note_run("run-1")
+    next_job(lan, 2)
+    lan.run(lambda: False, lan.now + 3.0)
+    said = (
+        "job stopped: run run-1 is under way on this network, without this host: wait for its end"
+    )
+    assert [line for line in lan.trace if said in line]
+    assert {host.node.state for host in lan.hosts} == {NodeState.STANDBY}
+    assert not any(knows(host) for host in lan.hosts)
+    for host in members:
+        host.machine.note_run("")
+    next_job(lan, 2)
+    assert lan.run(lambda: members[0].node.state is NodeState.MEMBER, lan.now + 3.0)
+    assert stranger.node.view.live == {1, 2, 3}
+
+
+def test_the_group_of_a_run_forms_while_a_stranger_submits_a_job() -> None:
+    """What another host of the run tells the stranger is nothing to a host that forms the group."""
+    lan, _ = job(hosts=2, late=1)
+    assert schedules.finish(lan).what == "done"
+    host = lan.hosts[0]
+    host.machine.note_run("run-1")
+    number = host.machine.form_group(Group(7, 2))
+    body, header = wire.Call(0), wire.Header(network=host.node.network)
+    frame = wire.pack(header, body, tail=b"run run-1")
+    host.machine.on_frame(host.clock(), lan.hosts[1].mac, frame)
+    submission = host.machine.roles.submission
+    assert submission is not None and submission.number == number and not knows(host)

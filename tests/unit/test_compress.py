@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from nicps.torch import callbacks, compress  # noqa: E402
 from nicps.torch.callbacks import elsewhere  # noqa: E402
 from nicps.torch.low_rank import LowRank  # noqa: E402
+from tests.far import Far, stage  # noqa: E402
 
 Compression = compress.__globals__["Compression"]
 
@@ -24,9 +25,9 @@ Compression = compress.__globals__["Compression"]
 class Bucket:
     """As DDP gives one to a hook."""
 
-    def __init__(self, index: int, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, index: int, parameters: list[nn.Parameter], dtype: Any = None) -> None:
         self._index, self._parameters = index, parameters
-        self._buffer = torch.cat([torch.ones(p.numel()) for p in parameters])
+        self._buffer = torch.cat([torch.ones(p.numel(), dtype=dtype) for p in parameters])
 
     def index(self) -> int:
         return self._index
@@ -143,10 +144,28 @@ def test_what_cannot_be_compressed() -> None:
         Compression(Model(nn.Linear(1, 1)), Group(), "i4", None)
     with pytest.raises(UsageProblem, match=r"and weight is torch.float64"):
         Compression(Model(nn.Linear(1, 1).double()), Group(), "i8", None)
-    far = Model(nn.Linear(9, 9, device="meta"))  # not in the host's memory, as on a GPU
+    nowhere = Model(nn.Linear(9, 9, device="meta"))
     for kind, how in ((Compression, "i8"), (LowRank, 1)):
-        with pytest.raises(UsageProblem, match=r"parameters on the CPU, and weight is on meta"):
-            kind(far, Group(), how, None)
+        with pytest.raises(UsageProblem, match=r"processor and of CUDA, and weight is on meta"):
+            kind(nowhere, Group(), how, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bucket_of_a_gpu_goes_by_way_of_the_host(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its own type, which may be half as long."""
+    copied = stage(monkeypatch)
+    handle, parameters, _ = made()
+    bucket = Bucket(0, parameters, dtype)
+    bucket._buffer = bucket._buffer.as_subclass(Far)
+    assert handle.average(bucket).wait() is bucket.buffer()
+    assert (bucket.buffer() == 2).all() and copied == [dtype, dtype]
+    assert handle.residual_of(bucket).tolist() == [0.125] * 11
+    if torch.cuda.is_available():
+        bucket._buffer = torch.ones(11, dtype=dtype, device="cuda")
+        monkeypatch.undo()
+        assert (handle.average(bucket).wait() == 2).all()
 
 
 def test_a_callback_can_wait_for_what_the_same_thread_completes() -> None:

@@ -15,7 +15,7 @@ from nicps.job.course import Course
 from nicps.job.plan import Plan
 from nicps.job.program import Program
 from nicps.protocol import Group, Member, Phase, Send, SendFragments, Timings
-from nicps.protocol.actions import Committed
+from nicps.protocol.actions import Committed, Failed
 from nicps.protocol.carried import Carried, Offer
 from nicps.protocol.control import Control
 from nicps.protocol.exchange import exchanger_of
@@ -89,6 +89,16 @@ def test_all_wait_and_one_list_has_them_all() -> None:
     lan.run(0.3)
     assert sorted(lan.formed) == ["h1"] and sorted(lan.formed["h1"]) == ["h1", "h2", "h3"]
     assert lan.hosts["h2"].yields and lan.hosts["h3"].yields
+
+
+@pytest.mark.parametrize(("group", "told"), [(GROUP, "formed the"), (None, "submit again")])
+def test_another_host_that_forms_first(group: Group | None, told: str) -> None:
+    """A program that waits for its group goes on waiting, and a job must be submitted again."""
+    host = Formation(mac(2), "h2", Timings())
+    host.start(START, 1, 0, group)
+    (failed,) = host.lose(mac(1))
+    assert isinstance(failed, Failed) and told in failed.reason and host.lose(mac(1)) == []
+    assert ("submit" in failed.reason) == (group is None)
 
 
 def test_hosts_without_the_group_are_not_in_it() -> None:

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,20 @@ def test_an_error_wakes_the_thread_that_waits_in_a_call(
     (thread,) = group._workers.threads
     assert {*closed_by} == {thread} and not thread.is_alive()
     assert not descriptors() - before
+
+
+def _connects() -> str:
+    with pytest.raises(NetworkProblem) as refused:
+        Channel.to_agent("fd:1000000")
+    return str(refused.value)
+
+
+def test_a_process_that_a_program_has_started_is_told_of_one_rank_a_host() -> None:
+    """As `mp.spawn` starts it, without its descriptors; the program itself can have used its connection."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as spawned:
+        text = spawned.submit(_connects).result(60)
+    assert text.startswith("a group has one rank a host, in the process that nicps has started")
+    assert _connects().startswith("this process has used its connection to the agent")
 
 
 _FORKS = """

@@ -21,6 +21,7 @@ from nicps.errors import UsageProblem
 from nicps.torch.factors import Matrix, orthonormalise, pays
 from nicps.torch.low_rank import LowRank
 from tests.collectives import Meeting, together
+from tests.far import Far, stage
 
 ROWS, COLUMNS, SIZE = 60, 90, 3
 
@@ -276,6 +277,21 @@ def test_all_factors_go_in_two_rounds_whatever_the_buckets() -> None:
         torch.testing.assert_close(several[0][1][k], one[0][1][k], atol=1e-4, rtol=1e-4)
     mean = sum(flat_of(0, rank) for rank in range(3)) / 3
     torch.testing.assert_close(several[0][1][0][:70], mean[:70])  # a bias, as it is
+
+
+def test_buckets_of_a_gpu_go_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = stage(monkeypatch)
+
+    def program(group: Group) -> Any:
+        near, far = Wrapped(), Wrapped()
+        for model in (near, far):
+            LowRank(model, group, 2)
+        gradients = flat_of(0, group.rank)
+        found = far.backward(gradients.as_subclass(Far), 2)
+        return torch.equal(near.backward(gradients, 2), found.as_subclass(torch.Tensor))
+
+    assert together(Meeting(2), program) == [True, True]
+    assert copied == [torch.float32] * 8  # two buckets of each rank, there and back
 
 
 def test_a_checkpoint_goes_on_where_it_was() -> None:

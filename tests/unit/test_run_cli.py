@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 
-from nicps.cli.run import _finish
+from nicps.cli.run import _finish, _Lines
 
 WHY = "cannot keep what the script has left: No space left on device; it is in /var/tmp/nicps-left-run-1-h2"
 
@@ -36,3 +37,39 @@ def test_exit_codes(
     assert [line for line in said if WHY in line] == [
         f"nicps: {name}: {why}" for name, why in not_kept.items()
     ]
+
+
+def test_files_that_were_removed_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    removed = {
+        "h1": {"files": 2, "first": ["log.csv", "model.pt"]},
+        "h2": {"files": 5, "first": ["a", "b", "log.csv"]},
+    }
+    result: dict[str, Any] = {"exit_codes": {"h1": 0, "h2": 0}, "weights_identical": None}
+    assert _finish(result | {"folder": "runs", "removed": removed}, as_json=False) == 0
+    assert capsys.readouterr().err == (
+        "nicps: 7 files that scripts wrote outside of out/ went with the folder on h1, h2: a, b, log.csv, model.pt,"
+        " ...; what is written to out/ is kept\n"
+    )
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_an_error_of_a_process_group_that_is_not_ours_is_explained(stream: str) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    lines = _Lines(out, err)
+    lines.add("h1", stream, "ValueError: env:// rendezvous: environment variable MASTER_A")
+    lines.add("h1", stream, "DDR expected, but not set\n")
+    lines.add("h2", "stdout", "the end")
+    lines.close()
+    assert out.getvalue().endswith("h2: the end\n")
+    assert err.getvalue().splitlines()[-1] == (
+        'nicps: "environment variable MASTER_ADDR expected": the process group is not that of nicps. The script needs'
+        ' `import nicps.torch` and dist.init_process_group("nicps")'
+    )
+
+
+def test_other_output_is_not_explained() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    lines = _Lines(out, err)
+    lines.add("h1", "stderr", "ValueError: MASTER_ADDR\n")
+    lines.close()
+    assert (out.getvalue(), err.getvalue()) == ("", "h1: ValueError: MASTER_ADDR\n")

@@ -39,6 +39,17 @@ print("printed")
 open("out/kept.txt", "w").write("it")
 sys.exit(int(sys.argv[1]))
 """
+WRITES = """
+import os, pathlib
+pathlib.Path("model.pt").write_text("it")
+pathlib.Path("logs").mkdir()
+for path in ("logs/1.txt", "logs/2.txt", "zzz", "out/kept.txt", ".cache", "__pycache__/it.pyc", "it.py"):
+    pathlib.Path(path).parent.mkdir(exist_ok=True)
+    pathlib.Path(path).write_text("it")
+pathlib.Path("empty.lock").touch()
+pathlib.Path("link").symlink_to("model.pt")
+pathlib.Path(os.environ["NICPS_WEIGHTS"]).write_text("0f")
+"""
 
 
 class Waiting:
@@ -92,7 +103,7 @@ class Host:
         job = self.rooms.executor.job
         assert job is not None
         source, files = self.rooms.folder / "source", job.folder
-        source.mkdir()
+        source.mkdir(exist_ok=True)
         (source / "it.py").write_text(script)
         settings = {
             "script": {"path": "it.py", "arguments": list(arguments)},
@@ -137,7 +148,8 @@ def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
     kept = host.rooms.settings.runs / "run-1" / "h1"
     assert (kept / "out" / "kept.txt").read_text() == "it"
     assert (kept / "output.log").read_text() == "printed\n"
-    assert end["result"]["exit_codes"] == {"h1": 3} and end["result"]["not_kept"] == {}
+    assert end["result"]["exit_codes"] == {"h1": 3}
+    assert end["result"]["not_kept"] == end["result"]["removed"] == {}
     kinds = [m.get("event", m["op"]) for m in host.waiting.told]
     assert kinds == [Launched.event, Output.event, Result.op]
     assert host.scripts.job is None
@@ -158,6 +170,14 @@ def test_what_cannot_be_kept_is_told_and_stays(host: Host) -> None:
     host.rooms.until(left.exists, "the folder with what is left")
     assert (left / "work" / "out" / "kept.txt").read_text() == "it"
     assert (left / "output.log").read_text() == "printed\n"
+
+
+def test_files_that_a_script_writes_outside_of_out_are_told(host: Host) -> None:
+    """What was sent with the script is none of them unless it was changed; nor are caches and our own files."""
+    (host.rooms.folder / "source").mkdir()
+    (host.rooms.folder / "source" / "sent.txt").write_text("it")
+    removed = host.run(WRITES)["result"]["removed"]
+    assert removed == {"h1": {"files": 5, "first": ["it.py", "logs/1.txt", "logs/2.txt"]}}
 
 
 def test_a_host_that_cancels_tells_all_others(host: Host) -> None:

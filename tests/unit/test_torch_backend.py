@@ -11,6 +11,7 @@ import threading
 import weakref
 from datetime import timedelta
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import nicps.torch  # noqa: E402
+from nicps.cli.run import _NOT_OURS  # noqa: E402
 from nicps.collective import CallMismatch, Group, MemberLost  # noqa: E402
 from nicps.torch import ProcessGroupNicps, join  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
@@ -121,6 +123,79 @@ def test_a_call_that_fails_says_so_in_one_line() -> None:
         assert str(error).startswith("the members have called different things: ")
         for text in texts:
             assert f": CallMismatch: {error}" in text and "\n" not in text
+
+
+def test_a_rank_that_has_no_more_steps_is_told_of_by_the_name_that_scripts_use() -> None:
+    def program(group: Group) -> str:
+        pg = ProcessGroupNicps(group, Tcp("threads"))
+        group.on_loss = None
+        if group.rank == 1:
+            pg.shutdown()
+            return ""
+        with pytest.raises(CallMismatch) as raised:
+            pg.allreduce([torch.ones(3)]).wait()
+        pg.shutdown()
+        return str(raised.value)
+
+    text, _ = together(Meeting(2), program)
+    assert text.endswith("(rank 1): destroy_process_group"), text
+
+
+@pytest.mark.parametrize(
+    ("averages", "told"),
+    [
+        (True, "gradients are averaged over the 2 hosts that are left"),
+        (False, "over the 2 members that are left from now on, while DDP goes on dividing by 3"),
+    ],
+)
+def test_what_a_script_is_told_of_a_loss(
+    averages: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the hook that averages nothing is divided by the size of the beginning."""
+
+    def program(group: Group) -> None:
+        pg = ProcessGroupNicps(group, Tcp("threads"))
+        if averages:
+            call = lambda tensor, operation, async_op: pg.allreduce([tensor])  # noqa: E731
+            monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=pg))
+            monkeypatch.setattr(dist, "all_reduce", call)
+            bucket = SimpleNamespace(buffer=lambda: torch.ones(3))
+            assert nicps.torch.average(None, bucket).wait().tolist() == [1.0] * 3
+        group.size, group.names = 3, ("h1", "h2", "h3")
+        with pytest.warns(UserWarning, match=rf"nicps: lost h2 \(rank 1\): .*{told}"):
+            pg._warn_of_loss((1,))
+
+    assert together(Meeting(1), program) == [None]
+
+
+@pytest.mark.parametrize("url", ["env://", "tcp://localhost:29500"])
+def test_under_nicps_run_an_address_of_the_script_leads_nowhere(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's tutorials have all ranks on one host: each would wait for a store of its own."""
+    met: list[str] = []
+
+    def meet(url: str, **_: Any) -> Any:
+        met.append(url)
+        yield None, 1, 3
+
+    monkeypatch.setattr(join, "meet", meet)
+    monkeypatch.setenv("NICPS_WEIGHTS", "weights")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert next(dist.rendezvous(url, 1, 3)) == (None, 1, 3)
+    assert [each.partition("?")[2] for each in met] == ["rank=1&world_size=3"]
+
+
+def test_a_script_that_waits_at_an_address_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Heard()
+    monkeypatch.setattr(join, "_QUIET_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(dist.DistStoreError):
+        next(dist.rendezvous("env://", timeout=timedelta(seconds=1)))
+    assert stderr.said.startswith("nicps: waits for the other ranks at MASTER_ADDR=localhost: ")
 
 
 def test_nothing_of_a_call_stays_once_a_script_has_let_go_of_it() -> None:
@@ -231,14 +306,39 @@ def test_newer_pytorch_finds_it_by_name() -> None:
     assert dist.Backend("nicps") == "nicps" and dist.Backend._plugins["NICPS"]
 
 
-@pytest.mark.parametrize(("size", "of"), [(0, "of all hosts"), (3, "of 3 hosts")])
+_WITHOUT_IMPORT = """
+import os, torch.distributed as dist
+for address in ({}, {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}):
+    os.environ |= address | {"RANK": "0", "WORLD_SIZE": "1"}
+    try:
+        dist.init_process_group("nicps")
+    except (ValueError, AssertionError) as error:
+        print(error)
+"""
+
+
+def test_what_pytorch_says_where_the_import_is_missing_is_known() -> None:
+    """`nicps run` explains these lines."""
+    argv = [sys.executable, "-W", "ignore", "-c", _WITHOUT_IMPORT]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120).stdout.splitlines()
+    assert len(said) == 2 and all(any(text in line for text in _NOT_OURS) for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("size", "run", "of"),
+    [
+        (0, False, "of all hosts: start the script on every host, as `nicps run` does"),
+        (3, True, "of 3 hosts"),
+    ],
+)
 def test_a_script_that_waits_for_the_others_says_so_once(
-    size: int, of: str, monkeypatch: pytest.MonkeyPatch
+    size: int, run: bool, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stderr = Heard()
+    if run:
+        monkeypatch.setenv("NICPS_WEIGHTS", "weights")
     monkeypatch.setattr(join, "_QUIET_S", 0.01)
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(Group, "form", lambda *_, **__: stderr.told.wait(30.0))
     assert join.form(size, None, timedelta(minutes=1))
-    text = f"nicps: waits for the other ranks {of}: start the script on every host, as `nicps run` does\n"
-    assert stderr.said == text
+    assert stderr.said == f"nicps: waits for the other ranks {of}\n"
