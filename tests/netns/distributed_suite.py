@@ -86,6 +86,7 @@ def load() -> types.ModuleType:
         WORLD_SIZE=str(RANKS),
         INIT_METHOD=f"file://{folder}/rendezvous",
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(_LIMIT_S),
+        PYTORCH_PRINT_REPRO_ON_FAILURE="0",  # it would become a part of each error
     )
     import torch
     from torch.testing._internal import common_distributed

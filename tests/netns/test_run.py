@@ -43,6 +43,25 @@ if os.environ["RANK"] == sys.argv[1]:
     sys.exit("no data here")
 Group.form(int(os.environ["WORLD_SIZE"]), rank=int(os.environ["RANK"]))
 """
+INTERFACES = """
+import socket
+print(*sorted(name for _, name in socket.if_nameindex()))
+"""
+#: What goes through Gloo.
+GLOO = """
+import torch, torch.distributed as dist
+import nicps.torch
+dist.init_process_group("nicps")
+rank, size = dist.get_rank(), dist.get_world_size()
+got, some = torch.zeros(1), dist.new_group(backend="gloo")
+sent = dist.isend(torch.full((1,), float(rank)), (rank + 1) % size)
+dist.recv(got, (rank - 1) % size)
+sent.wait()
+total = torch.ones(1)
+dist.all_reduce(total, group=some)
+print("got", int(got), "total", int(total), flush=True)
+dist.destroy_process_group()
+"""
 
 
 def script(folder: Path, text: str) -> str:
@@ -102,6 +121,24 @@ def test_a_group_of_the_scripts(three: Network, folder: Path) -> None:
     assert sorted(line for line in ended.err.splitlines() if "sum" in line) == [
         f"h{k}: sum 6" for k in (1, 2, 3)
     ]
+    no_run(three)
+
+
+def test_the_hosts_network_on_request(three: Network, folder: Path) -> None:
+    for options, expected in (((), "lo"), (("--network",), "eth1 lo")):
+        ended = three.command("h1", "run", *options, script(folder, INTERFACES))
+        assert ended.code == 0, ended.err
+        assert lines_of(ended.out) == {host: [expected] for host in three.names}
+    no_run(three)
+
+
+@pytest.mark.long
+def test_gloo_over_the_hosts_network(three: Network, folder: Path) -> None:
+    pytest.importorskip("torch")
+    ended = three.command("h1", "run", "--network", script(folder, GLOO), timeout_s=100)
+    assert ended.code == 0, ended.err
+    said = sorted(line for lines in lines_of(ended.out).values() for line in lines)
+    assert said == [f"got {rank} total 3" for rank in range(3)]
     no_run(three)
 
 
@@ -229,8 +266,18 @@ dist.destroy_process_group()
 
 
 @pytest.mark.long
-def test_the_example_of_overlap_in_a_lab(tmp_path: Path) -> None:
-    """docs/examples/ddp/overlap.py, on files of the form of MNIST's."""
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("mnist", ()),
+        ("mnist_elastic", ("--sync-every", "3")),
+        ("overlap", ()),
+        ("local_sgd", ("--warmup", "3", "--period", "4")),
+    ],
+    ids=["mnist", "mnist_elastic", "overlap", "local_sgd"],
+)
+def test_an_example_in_a_lab(tmp_path: Path, example: str, arguments: tuple[str, ...]) -> None:
+    """docs/examples/ddp, on files of the form of MNIST's."""
     pytest.importorskip("torch")
     tmp_path.chmod(0o755)
     data = tmp_path / "data" / "mnist"
@@ -242,13 +289,16 @@ def test_the_example_of_overlap_in_a_lab(tmp_path: Path) -> None:
             head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
             (data / f"{part}-{name}-ubyte").write_bytes(head + array.tobytes())
     command = nicps_command(
-        *("lab", "run", "--script", "docs/examples/ddp/overlap.py", "--hosts", "3", "--json"),
+        *("lab", "run", "--script", f"docs/examples/ddp/{example}.py", "--hosts", "3", "--json"),
         *("--data", str(data.parent), "--runs", str(tmp_path / "runs"), "--", "--epochs", "2"),
+        *arguments,
     )
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["weights_identical"] is True
-    said = re.findall(r"^h\d: rank (\d) of 3: .*%, weights (\w{16})$", done.stderr, re.MULTILINE)
+    said = re.findall(
+        r"^h\d: rank (\d)(?: of 3)?: .*%, weights (\w{16})$", done.stderr, re.MULTILINE
+    )
     assert {rank for rank, _ in said} == {"0", "1", "2"} and len(
         {digest for _, digest in said}
     ) == 1

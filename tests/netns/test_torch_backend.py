@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -16,15 +17,28 @@ import pytest
 from tests.netns.members import Network
 
 pytest.importorskip("torch")
-PROGRAM = [sys.executable, "-m", "tests.netns.torch_program"]
+PROGRAM = ["-m", "tests.netns.torch_program"]
+#: On host k, as its documentation has it for several hosts; the rank follows.
+TORCHRUN = (
+    *("-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"),
+    *("--master-addr=10.77.0.2", "--master-port=29511", "--node-rank"),
+)
 
 
-def run(network: Network, what: str, **environment: str) -> tuple[list[list[Any]], list[int]]:
-    """The script on all hosts: the output of each rank, in order of rank, and its exit code."""
+def run(
+    network: Network, what: str, ranks: Sequence[int] = (), **environment: str
+) -> tuple[list[list[Any]], list[int]]:
+    """The script on all hosts: the output of each rank, in order of rank, and its exit code.
+
+    Args:
+        ranks: those of the hosts under torchrun; otherwise nothing but the script is started.
+    """
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     env = {**os.environ, **environment}
+    launchers = [[*TORCHRUN, str(rank)] for rank in ranks] or [[] for _ in network.names]
     started = [
-        network.run(host, [*PROGRAM, what], text=True, env=env, **pipes) for host in network.names
+        network.run(host, [sys.executable, *launcher, *PROGRAM, what], text=True, env=env, **pipes)
+        for host, launcher in zip(network.names, launchers, strict=True)
     ]
     said: list[tuple[list[Any], int]] = []
     for process in started:
@@ -43,9 +57,7 @@ def test_all_collectives_of_tensors(three: Network) -> None:
     """All types and operations against torch; rank and size come from the agents."""
     said, codes = run(three, "collectives")
     assert codes == [0, 0, 0]
-    assert [lines[0] for lines in said] == [
-        {"rank": k, "size": 3, "environ": str(k)} for k in range(3)
-    ]
+    assert [lines[0]["environ"] for lines in said] == ["0 0 3", "1 0 3", "2 0 3"]
     assert all(lines[-1] == {"done": True} for lines in said)
     three.all_stand_by()
 
@@ -102,6 +114,19 @@ def test_more_than_one_rank_a_host(three: Network) -> None:
     said, codes = run(three, "train", LOCAL_WORLD_SIZE="2")
     text = "nicps has one rank a host, and LOCAL_WORLD_SIZE is 2: start one process on every host"
     assert codes == [1, 1, 1] and all(lines == [{"error": text}] for lines in said)
+
+
+@pytest.mark.long
+def test_torchrun_gives_ranks_and_store(three: Network) -> None:
+    """Ranks are those that torchrun gives. Rank 0 is on h2, where torchrun's store is."""
+    said, codes = run(three, "over_tcp", ranks=(1, 0, 2))
+    assert codes == [0, 0, 0], said
+    assert [lines[0] for lines in said] == [
+        {"rank": k, "host": host, "environ": f"{k} 0 3"}
+        for k, host in enumerate(("h2", "h1", "h3"))
+    ]
+    assert all(lines[-1] == {"done": True} for lines in said)
+    three.all_stand_by()
 
 
 def test_ddp_trains_the_same_weights_everywhere(three: Network) -> None:

@@ -225,7 +225,9 @@ def main(what: str) -> int:
         say(error=str(error))
         return 1
     assert nicps.torch.ProcessGroupNicps
-    say(rank=dist.get_rank(), size=dist.get_world_size(), environ=os.environ["RANK"])
+    rank, names = dist.get_rank(), ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    host = dist.group.WORLD.group.names[rank]
+    say(rank=rank, host=host, environ=" ".join(os.environ[name] for name in names))
     if what == "collectives":
         collectives()
     elif what == "refusals":
