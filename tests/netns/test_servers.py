@@ -312,14 +312,17 @@ def test_a_new_lead_judges_otherwise(four: Network) -> None:
     slow = Slow(four, job, servers="h3,h4", sync_every=200, rounds=2000, test_every=2000)
     four.end("h1", signal.SIGKILL)
 
+    others = "h2", "h3", "h4"
+
     def result() -> dict[str, Any]:
-        lasts = [(four.status(host) or {}).get("last_job", {}) for host in ("h2", "h3", "h4")]
+        lasts = [(four.status(host) or {}).get("last_job", {}) for host in others]
         return next((dict(last["result"]) for last in lasts if last.get("result")), {})
 
     places = {host: four.place(host, "runs") for host in four.names}
     run = Run(until(result, "the new lead's result"), [], places)
-    assert run.result["weights_identical"] and sorted(run.members) == ["h2", "h3", "h4"]
-    tested = [row for host in run.members for row in run.metrics(host) if row["phase"] == "test"]
+    # On a busy machine another host may have led, and ended the job, before the first one was killed.
+    assert run.result["weights_identical"] and set(run.members).issuperset(others)
+    tested = [row for host in others for row in run.metrics(host) if row["phase"] == "test"]
     assert len(tested) == 3 and len({row["weights_sha256"] for row in tested}) == 1
     slow.channel.close()
     four.ready()
