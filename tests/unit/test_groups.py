@@ -361,7 +361,7 @@ def test_a_member_of_a_group_may_be_silent() -> None:
     """But not while others wait for what it has begun to convert, nor before it is there."""
     program = Program(1, 60.0, START, patient=True)
     assert program.silent_at(awaited=False) == START + 300
-    program.attached = True
+    program.attached = program.holds_state = True
     program.give_duty(START, "work")
     assert program.silent_at(awaited=False) == float("inf")
     assert program.silent_at(awaited=True) == START + 3
