@@ -216,11 +216,12 @@ class Started:
             self._send(ScriptStep.KILL, 0, other.rank)
 
     def _finish(self, now: float) -> None:
-        found, self.over = self._found, True
+        self.over = True
         if self._ends is not None:
             self.shown.send(Error.of(self._ends))
             return
-        codes = {name: found[name].code for name in self._names}
+        found = {name: self._found[name] for name in self._names}  # by rank
+        codes = {name: host.code for name, host in found.items()}
         told = {host.weights for host in found.values() if host.weights}
         result = {
             "job_id": self._launch.job,
