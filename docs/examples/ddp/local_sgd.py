@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from mnist import data_set, network
+from mnist import data_set, network, report
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -95,15 +94,7 @@ def main() -> None:
             flush=True,
         )
 
-    with torch.no_grad():
-        images, labels = data_set(args.data, "t10k").tensors
-        accuracy = (model.module(images).argmax(1) == labels).float().mean().item()
-    weights = parameters_to_vector(model.parameters()).detach()
-    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
-    print(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: {accuracy:.2%}, weights {digest}",
-        flush=True,
-    )
+    report(model, args.data)
     dist.destroy_process_group()
 
 

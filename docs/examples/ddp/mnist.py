@@ -52,6 +52,19 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
+def report(model: DistributedDataParallel, data: Path) -> None:
+    """Test the model, and print the accuracy and a digest of the weights."""
+    with torch.no_grad():
+        images, labels = data_set(data, "t10k").tensors
+        accuracy = (model.module(images).argmax(1) == labels).float().mean().item()
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
+    print(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: {accuracy:.2%}, weights {digest}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Train, test, and say what came of it."""
     parser = argparse.ArgumentParser()
@@ -85,15 +98,7 @@ def main() -> None:
             flush=True,
         )
 
-    with torch.no_grad():
-        images, labels = data_set(args.data, "t10k").tensors
-        accuracy = (model.module(images).argmax(1) == labels).float().mean().item()
-    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
-    print(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: {accuracy:.2%}, weights {digest}",
-        flush=True,
-    )
+    report(model, args.data)
     dist.destroy_process_group()
 
 

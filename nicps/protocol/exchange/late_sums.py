@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the sums of stripes that lack at one member wait for: a contributor, or their aggregator (docs/stripes.md)."""
+"""Which hosts the missing sums of stripes wait for: contributors, or the aggregator (docs/stripes.md)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from nicps.protocol.view import numbers
 
 #: Sums that are read in one go.
 _PEEK = 64
-#: Questions without any answer, after which what the aggregator has answered before does not count: within a second, as
-#: a member asks every 0.2 s at least (`windows.RoundTrip`).
+#: After so many requests without an answer the aggregator's earlier answers no longer count. A member repeats a request
+#: every 0.2 s at least (`windows.RoundTrip`), so that takes less than a second.
 _UNANSWERED = 4
 
 
 class LateSums:
-    """In the own stripe the kernel knows whose contributions lack. Of the others their aggregators tell, if asked.
+    """Which contributions are missing a member sees in the kernel for its own stripe, and asks the aggregators of the
+    others.
 
     Args:
         central: a switch makes all sums.
@@ -34,19 +35,22 @@ class LateSums:
         self.open(0)
 
     def open(self, round_: int) -> None:
-        """Of that round nothing is known."""
+        """Forget the round before; of this one nothing is known yet."""
         self._round = round_
-        self._absent: dict[int, int] = {}  # fragment -> who had not contributed, a bit a member
+        #: Fragment to a bitmap of the members whose contributions its aggregator was missing.
+        self._absent: dict[int, int] = {}
         #: By aggregator: all sums of its stripe before that one have come.
         self._come: dict[int, int] = {}
 
     def note_answer(self, index: int, members: int) -> None:
-        """The aggregator has not received that fragment of these members."""
+        """The aggregator is missing the contributions of these members (a bitmap) to that fragment."""
         self._absent[index] = members
 
     def find(self, stripes: Sequence[Window], members: int) -> Mapping[int, Late]:
-        """Of the sums that lack here while those of all other stripes are here, or that nothing has come of for longer
-        than an answer takes: the contributors that lack, if their aggregator has told, or the aggregator.
+        """Find the hosts that hold the round up.
+
+        A stripe is late if it alone is incomplete here, or if none of its sums has arrived for longer than an answer
+        takes. The late hosts are the contributors that its aggregator has named, or else the aggregator itself.
 
         Args:
             members: the list, a bit a member.
@@ -60,11 +64,13 @@ class LateSums:
         return late
 
     def count(self, stripes: Sequence[Window], members: int, probes: int) -> Lacks:
-        """By who has not contributed, or by who does not answer, the sums that are asked for and do not come.
+        """Count the sums that this member has requested and not received, by the host that is to blame.
+
+        That is each member whose contribution is missing, or an aggregator that does not answer.
 
         Args:
             members: the list, a bit a member.
-            probes: so many are asked for where none of a stripe comes.
+            probes: how many sums are requested of a stripe of which none arrives.
         """
         lacks = Counter[int]()
         for stripe in stripes:
@@ -74,7 +80,7 @@ class LateSums:
                 lacks.update(self._count_here(stripe, members, probes))
             else:
                 lacks.update(self._count_there(stripe))
-        return dict(+lacks)  # who lacks nothing is in no report
+        return dict(+lacks)  # a report names no host with a count of 0
 
     def _come_to(self, stripe: Window) -> int:
         """The first sum of the stripe that has not come; `stripe.end` if all have.
@@ -90,14 +96,16 @@ class LateSums:
         return at
 
     def _answers(self, stripe: Window) -> Mapping[int, int]:
-        """What the stripe's aggregator has answered, as long as it answers: fragment -> who had not contributed."""
+        """The aggregator's answers (`_absent`), or none if it has left the last requests unanswered."""
         return self._absent if stripe.unanswered <= _UNANSWERED else {}
 
     def _late_in(
         self, stripe: Window, index: int, members: int, *, only: bool
     ) -> Mapping[int, Late]:
-        """Whom the first sum of a stripe that lacks here waits for. An aggregator that lacks the contributions of all
-        others, also one that this member has sent, takes none.
+        """The hosts that the first missing sum of a stripe waits for.
+
+        An aggregator that is missing the contributions of all other members, also one that this member has sent,
+        receives nothing: it is late itself.
         """
         mine = 1 << (self._number - 1)
         if stripe.owner == self._number:
@@ -112,17 +120,18 @@ class LateSums:
         return dict.fromkeys(numbers(told), Late.GRADIENT)
 
     def _count_here(self, stripe: Window, members: int, probes: int) -> Mapping[int, int]:
-        """In the own stripe: how many contributions are lacking, by whose they are.
+        """In this member's own stripe: how many contributions are missing, by member.
 
-        Up to its first sums that are lacking: what is behind a window nobody has sent yet.
+        Only up to `probes` sums behind the first missing one: what is behind a window no member has sent yet.
         """
         count = min(stripe.here + probes, stripe.end) - stripe.first
         return self._receiver.absent(self._round, self._view, stripe.first, count, members)
 
     def _count_there(self, stripe: Window) -> Mapping[int, int]:
-        """In another's: the same of the sums that it has answered for; if it has not, or no more, it is its own.
+        """In another member's stripe: the same, from its answers. All missing sums count as its own if it has given
+        none, or stopped answering.
 
-        Of a switch it is, too, if it does not take what this member sends again. A member that says so is not at fault.
+        They count as a switch's own, too, if it does not take what this member sends again.
         """
         whose = self._round, self._view, stripe.here, stripe.end
         missing = self._receiver.missing_sums(*whose, windows.RANGES)
