@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from nicps.collective.feedback import Form
 from nicps.collective.kinds import Array, Kind, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT
 from nicps.collective.rounds import Attempt
 from nicps.session.absolute import BOOL
-from nicps.session.lanes import F32
 
 _PIECES, _PIECE_BITS = 3, 22  # 64 sums of a piece fit a lane
 
@@ -152,22 +152,26 @@ def add_wide(attempt: Attempt, vector: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Average(Call):
-    """The mean takes the place of every member's vector, float32; what rounding leaves over is in `residual`."""
+    """The mean takes the place of every member's vector; what rounding leaves over is in `residual`.
 
-    residual: F32
+    Vector and residual may be another library's: nothing is done with them here but `len` and slices, for `form`.
+    """
+
+    residual: Any
     width: int
+    form: Form
 
     @property
     def text(self) -> str:
         """As `Call`."""
         return f"average of {self._operand} in lanes of {self.width} bits"
 
-    def carry_out(self, attempt: Attempt) -> F32:
+    def carry_out(self, attempt: Attempt) -> Any:
         """(n,), the vector."""
-        attempt.average(self.vector, self.residual, self.width)
+        attempt.average(self.vector, self.residual, self.width, self.form)
         return self.vector
 
-    def alone(self) -> F32:
+    def alone(self) -> Any:
         """As `Call`; in place, too."""
         return self.vector
 

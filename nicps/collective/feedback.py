@@ -8,13 +8,22 @@ over any number of rounds the sums and the residuals come to what was given.
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from nicps.session.absolute import I8, AbsoluteQuantiser, AbsoluteSummer, Lanes, largest_finite
 from nicps.session.lanes import F32, LaneFormat, Residual
 from nicps.session.loops import loops_for
-from nicps.session.sized import Outcome
+from nicps.session.sized import Outcome, Vector
 from nicps.wire import NOT_FINITE
+
+
+class Form(Protocol):
+    """What makes a round of a part of a vector, and of its residual, wherever these lie: `Compressed` of NumPy's."""
+
+    def __call__(self, vector: Any, residual: Any, width: int, /) -> Vector:
+        """With lanes of so many bits; the mean takes the vector's place."""
 
 
 class Compressed:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from nicps.collective.calls import Average, Barrier, Broadcast, Call, Gather, Reduce
+from nicps.collective.feedback import Compressed, Form
 from nicps.collective.kinds import Array, Kind
 from nicps.errors import UsageProblem
 from nicps.session.lanes import F32
 
 #: Widths in bits, by name.
 LANES = {"i8": 8, "i16": 16, "i32": 32}
+_FLOAT32 = Kind("float32", np.dtype(np.float32))
 
 
 class Operations(ABC):
@@ -56,8 +58,6 @@ class Operations(ABC):
             lane: "i8", "i16" or "i32".
             channel: as for `all_reduce`.
         """
-        if lane not in LANES:
-            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
         for name, each in (("vector", vector), ("residual", residual)):
             flags, fits = each.flags, each.shape == (len(vector),) and each.dtype == np.float32
             if not (fits and flags.c_contiguous and flags.writeable):
@@ -65,7 +65,19 @@ class Operations(ABC):
                     f"average: the {name} must be writable float32 ({len(vector):,},) in one piece, not {each.dtype}"
                     f" {each.shape}"
                 )
-        return self._call(Average(Kind.of(vector), vector, residual, LANES[lane]), channel)
+        return self.average_as(Compressed, vector, residual, lane=lane, channel=channel)
+
+    def average_as(
+        self, form: Form, vector: Any, residual: Any, *, lane: str = "i8", channel: int = 0
+    ) -> Future[Any]:
+        """As `average`, of numbers of another library. Other members may call `average`.
+
+        Args:
+            form: makes what a round exchanges of parts of vector and residual, in the thread that carries out calls.
+        """
+        if lane not in LANES:
+            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
+        return self._call(Average(_FLOAT32, vector, residual, LANES[lane], form), channel)
 
     def reduce(
         self,

@@ -7,12 +7,12 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from nicps.collective.errors import MemberLost
-from nicps.collective.feedback import Compressed
+from nicps.collective.feedback import Form
 from nicps.collective.kinds import Array, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Words, fragments_of
 from nicps.session.absolute import BOOL
@@ -104,15 +104,15 @@ class Attempt:
             self._round(form(vector[here], out[here], part))
         return out, marred
 
-    def average(self, vector: F32, residual: F32, width: int) -> None:
-        """The mean of float32 (n,), in place, with error feedback (`Compressed`).
+    def average(self, vector: Any, residual: Any, width: int, form: Form) -> None:
+        """The mean of (n,), in place, with error feedback.
 
         The list may change from round to round: each part of the vector is the mean over those counted in its round.
         """
         step = self._link.room * width // 32 * LaneFormat(1, width).per_fragment
         for at in range(0, max(len(vector), 1), step):
             here = slice(at, at + step)
-            self._exchange(Compressed(vector[here], residual[here], width))
+            self._exchange(form(vector[here], residual[here], width))
 
     def _round(self, vector: Vector) -> None:
         members, now = self.members, self._exchange(vector)

@@ -17,6 +17,7 @@ guarded.py    tensors and states that wait before their value is used
 join.py       rank and world size from the agent
 low_rank.py   DDP's gradients as such factors
 need.py       the order in which a forward pass needs parameters
+on_device.py  means in narrow lanes, converted where the gradients are
 overlap.py    scripts whose next forward pass runs while gradients are on their way
 parts.py      a step of an optimizer, part by part, as sums arrive
 pending.py    parameters that wait for their update, and the loop around them

@@ -9,24 +9,24 @@ DDP's hooks are checked by their annotations, so this module cannot postpone the
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
-from nicps.collective.kinds import Array
 from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch.backend import warn_of_loss
 from nicps.torch.callbacks import callback
-from nicps.torch.staging import as_float32, write_back
+from nicps.torch.on_device import OnDevice
+from nicps.torch.staging import reached
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OnLoss = Callable[[tuple[int, ...]], None]
@@ -148,10 +148,10 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """A bucket's residual, in which the parameters' are one behind the other."""
+    """A bucket's residual, in which the parameters' are one behind the other, on their device."""
 
     names: tuple[str, ...]
-    residual: Array
+    residual: torch.Tensor
 
 
 class Compression(Losses):
@@ -174,7 +174,7 @@ class Compression(Losses):
         self._model = model  # its parameters' ids must stay theirs
         self.lane, self.figures = lane, Figures()
         self._scaler = scaler
-        self._residuals: dict[str, Array] = {}  # views into those of buckets
+        self._residuals: dict[str, torch.Tensor] = {}  # views into those of buckets
         self._scales: dict[str, float] = {}  # under which loss scale they are
         self._buckets: dict[int, _Bucket] = {}
         model.register_comm_hook(self, _hook)
@@ -185,8 +185,7 @@ class Compression(Losses):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's residuals by the parameter's name, float32 (n,), as of a loss scale of 1. Between steps only."""
         return {
-            name: torch.from_numpy(residual / np.float32(self._scales[name]))
-            for name, residual in self._residuals.items()
+            name: residual.cpu() / self._scales[name] for name, residual in self._residuals.items()
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -195,15 +194,18 @@ class Compression(Losses):
         Raises:
             UsageProblem: it is that of another model.
         """
-        sizes = {self._names[id(p)]: p.numel() for p in self._model.module.parameters()}
-        found: dict[str, Array] = {}
+        parameters = {self._names[id(p)]: p for p in self._model.module.parameters()}
+        found: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
-            if tensor.numel() != sizes.get(name):
+            parameter = parameters.get(name)
+            if parameter is None or tensor.numel() != parameter.numel():
+                size = 0 if parameter is None else parameter.numel()
                 raise UsageProblem(
                     f"the residual of {name} has {tensor.numel():,} numbers, and this model's parameter"
-                    f" {sizes.get(name, 0):,}: it is that of another model"
+                    f" {size:,}: it is that of another model"
                 )
-            found[name] = tensor.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+            flat = tensor.detach().reshape(-1)
+            found[name] = flat.to(parameter.device, torch.float32, copy=True)
         self._residuals, self._buckets = found, {}
         self._scales = dict.fromkeys(found, 1.0)
 
@@ -212,28 +214,29 @@ class Compression(Losses):
     def _scale(self) -> float:
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
-    def residual_of(self, bucket: GradBucket) -> Array:
-        """What was left over of what is in the bucket, float32 (n,), under the loss scale in force."""
+    def residual_of(self, bucket: GradBucket) -> torch.Tensor:
+        """What was left over of what is in the bucket, float32 (n,), on its device, under the loss scale in force."""
         parameters, index = bucket.parameters(), bucket.index()
         names = tuple(self._names[id(parameter)] for parameter in parameters)
         known, scale = self._buckets.get(index), self._scale()
         if known is None or known.names != names:
-            known = self._gather(names, [parameter.numel() for parameter in parameters])
+            known = self._gather(names, parameters)
             others = {k: b for k, b in self._buckets.items() if not {*b.names} & {*names}}
             self._buckets = {**others, index: known}
         for name in names:
             if self._scales.setdefault(name, scale) != scale:
-                self._residuals[name] *= np.float32(scale / self._scales[name])
+                self._residuals[name].mul_(scale / self._scales[name])
                 self._scales[name] = scale
         return known.residual
 
-    def _gather(self, names: tuple[str, ...], sizes: list[int]) -> _Bucket:
+    def _gather(self, names: tuple[str, ...], parameters: Sequence[torch.Tensor]) -> _Bucket:
         """The parameters' residuals in one piece. They lie in buckets of the step before, whose calls are done."""
-        whole, at = np.zeros(sum(sizes), np.float32), 0
+        sizes, at = [parameter.numel() for parameter in parameters], 0
+        whole = torch.zeros(sum(sizes), dtype=torch.float32, device=parameters[0].device)
         for name, size in zip(names, sizes, strict=True):
             here = whole[at : at + size]
             if name in self._residuals:
-                here[:] = self._residuals[name]
+                here.copy_(self._residuals[name])
             self._residuals[name] = here
             at += size
         return _Bucket(names, whole)
@@ -241,15 +244,20 @@ class Compression(Losses):
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """A future of the bucket's mean."""
         buffer: torch.Tensor = bucket.buffer()
-        wide = as_float32(buffer)
-        vector, began = wide.numpy(), time.monotonic()
-        future = self._group.average(vector, self.residual_of(bucket), lane=self.lane)
+        wide, residual, began = buffer.detach(), self.residual_of(bucket), time.monotonic()
+        if buffer.is_cuda:
+            form = partial(OnDevice, after=reached(buffer.device))
+            future = self._group.average_as(form, wide, residual, lane=self.lane)
+        else:
+            wide = wide.to(torch.float32)
+            future = self._group.average(wide.numpy(), residual.numpy(), lane=self.lane)
 
         def finish() -> torch.Tensor:
             future.result()
-            write_back(wide, buffer)
+            if wide.data_ptr() != buffer.data_ptr():
+                buffer.detach().copy_(wide)
             self.figures.buckets += 1
-            self.figures.numbers += len(vector)
+            self.figures.numbers += len(wide)
             self.figures.seconds += time.monotonic() - began
             return buffer
 

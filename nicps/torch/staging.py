@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a GPU: copied to pinned memory of the host for a call, and its result back."""
+"""Tensors of a GPU: copied to pinned memory of the host for a call, and its result back; or what is done beside the
+script's own work, on a stream of its own.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,13 +27,39 @@ def to_device(found: torch.Tensor, tensor: torch.Tensor) -> None:
 
     A stream of its own, as this runs in the group's thread: the script's stream may be busy with what comes next.
     """
-    with torch.cuda.device(tensor.device):
-        stream = _streams.get(tensor.device)
+    with beside(tensor.device):
+        tensor.copy_(found.pin_memory(), non_blocking=True)
+
+
+def reached(device: torch.device) -> torch.cuda.Event | None:
+    """What the device's current stream has been given so far; None of the processor, which has done it."""
+    if device.type != "cuda":
+        return None
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    return event
+
+
+@contextmanager
+def beside(device: torch.device, after: torch.cuda.Event | None = None) -> Iterator[None]:
+    """What a GPU is given in it goes to a stream of its own, and is done when it ends.
+
+    Args:
+        after: what must be done first, of another stream.
+    """
+    if device.type != "cuda":
+        with torch.no_grad():
+            yield
+        return
+    with torch.cuda.device(device), torch.no_grad():
+        stream = _streams.get(device)
         if stream is None:
-            stream = _streams[tensor.device] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        pinned = found.pin_memory()
+            stream = _streams[device] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            tensor.copy_(pinned, non_blocking=True)
+            if after is not None:
+                stream.wait_event(after)
+            yield
         stream.synchronize()
 
 

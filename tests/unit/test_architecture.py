@@ -133,7 +133,8 @@ ROOMS = {
     "nicps/need_first.py": (),
     "nicps/measuring.py": ("nicps.need_first",),
     "nicps/torch": (
-        *(ERRORS, "nicps.collective", "nicps.torch"),
+        *(ERRORS, WIRE, "nicps.collective", "nicps.torch"),
+        *("nicps.session.absolute", "nicps.session.lanes", "nicps.session.sized"),
         *("nicps.measuring", "nicps.need_first"),
     ),
     "nicps/flows.py": (ERRORS, SESSION, "nicps.client", "nicps.collective", "nicps.steps"),

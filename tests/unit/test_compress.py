@@ -17,9 +17,13 @@ from torch import nn  # noqa: E402
 from nicps.torch import callbacks, compress  # noqa: E402
 from nicps.torch.callbacks import elsewhere  # noqa: E402
 from nicps.torch.low_rank import LowRank  # noqa: E402
-from tests.far import Far, stage  # noqa: E402
+from tests.averages import checked  # noqa: E402
+from tests.collectives import Meeting  # noqa: E402
+from tests.far import Far  # noqa: E402
 
 Compression = compress.__globals__["Compression"]
+#: A machine without a GPU has nothing to skip: it has one device.
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 class Bucket:
@@ -27,7 +31,8 @@ class Bucket:
 
     def __init__(self, index: int, parameters: list[nn.Parameter], dtype: Any = None) -> None:
         self._index, self._parameters = index, parameters
-        self._buffer = torch.cat([torch.ones(p.numel(), dtype=dtype) for p in parameters])
+        ones = (torch.ones(p.numel(), dtype=dtype, device=p.device) for p in parameters)
+        self._buffer = torch.cat(list(ones))
 
     def index(self) -> int:
         return self._index
@@ -88,7 +93,7 @@ def step(handle: Any, buckets: list[list[nn.Parameter]]) -> None:
 def test_residuals_follow_parameters_into_other_buckets() -> None:
     handle, (a, b, c, d), _ = made()
     step(handle, [[a, b], [c, d]])
-    handle.residual_of(Bucket(0, [a, b]))[:6] = np.arange(6)
+    handle.residual_of(Bucket(0, [a, b]))[:6] = torch.arange(6)
     for buckets in ([[d], [c, b, a]], [[a], [b], [c], [d]], [[d, c, b, a]]):
         step(handle, buckets)
     kept = handle.state_dict()
@@ -150,22 +155,34 @@ def test_what_cannot_be_compressed() -> None:
             kind(nowhere, Group(), how, None)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_bucket_of_a_gpu_goes_by_way_of_the_host(
-    dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In its own type, which may be half as long."""
-    copied = stage(monkeypatch)
-    handle, parameters, _ = made()
-    bucket = Bucket(0, parameters, dtype)
-    bucket._buffer = bucket._buffer.as_subclass(Far)
-    assert handle.average(bucket).wait() is bucket.buffer()
-    assert (bucket.buffer() == 2).all() and copied == [dtype, dtype]
-    assert handle.residual_of(bucket).tolist() == [0.125] * 11
-    if torch.cuda.is_available():
-        bucket._buffer = torch.ones(11, dtype=dtype, device="cuda")
-        monkeypatch.undo()
-        assert (handle.average(bucket).wait() == 2).all()
+def test_buckets_of_a_gpu_are_converted_there(dtype: Any, device: str) -> None:
+    """Its numbers are never the host's; residuals are there, too, go into other buckets, and through a checkpoint."""
+
+    def program(group: Any) -> Any:
+        far = group.rank == 1
+        model = Model(nn.Sequential(nn.Linear(30, 60), nn.Linear(60, 1)).to(device))
+        handle, other = (Compression(model, group, "i8", None) for _ in range(2))
+        a, b, c, d = model.module.parameters()
+        found = []
+        for step, parameters in enumerate(([a, b, c, d], [b, a], [d, b, c, a], [a, b, c, d])):
+            bucket = Bucket(0, parameters, dtype)
+            random = torch.Generator().manual_seed(10 * step + group.rank)
+            bucket._buffer = torch.randn(len(bucket._buffer), generator=random).to(device, dtype)
+            if far:
+                bucket._buffer = bucket._buffer.as_subclass(Far)
+            if step == 3:
+                other.load_state_dict(handle.state_dict())
+                handle = other
+            assert handle.average(bucket).wait() is bucket.buffer()
+            residual = handle.residual_of(bucket)
+            assert residual.any() and residual.device.type == device
+            found.append(bucket.buffer().as_subclass(torch.Tensor).cpu())
+        return found
+
+    near, far = checked(Meeting(2), program)
+    assert all(torch.equal(*pair) for pair in zip(near, far, strict=True))
 
 
 def test_a_callback_can_wait_for_what_the_same_thread_completes() -> None:

@@ -14,25 +14,11 @@ from nicps.errors import UsageProblem
 from nicps.session import loops
 from nicps.session.lanes import F32, LaneFormat
 from tests import striped_reference as reference
-from tests.collectives import Meeting, together
+from tests.averages import checked, gradients
+from tests.collectives import Meeting
 from tests.conversions import conversion  # noqa: F401
 
 _ROOM = 16  # fragments of 32 bits in a round: 4, 8 and 16 of each width
-
-
-def gradients(rank: int, steps: int, length: int) -> list[F32]:
-    """That rank's, of very different sizes."""
-    random = np.random.default_rng([7, rank])
-    scale = 10.0 ** random.integers(-6, 3, length)
-    return [(random.standard_normal(length) * scale).astype(np.float32) for _ in range(steps)]
-
-
-def checked(meeting: Meeting, program: Any) -> list[Any]:
-    found = together(meeting, program)
-    for each in found:
-        if isinstance(each, BaseException) and not isinstance(each, GroupClosed):
-            raise each
-    return found
 
 
 @pytest.mark.parametrize("lane", ["i8", "i16", "i32"])
