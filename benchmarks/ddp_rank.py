@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that trains a job of the trainer's with DistributedDataParallel, on Gloo or (lowrank) on nicps.
+"""One rank that trains a job of the trainer's with DistributedDataParallel, on Gloo or (lowrank, changes) on nicps.
 
 `python -m benchmarks.ddp_rank`: model, first weights, data, their order, shards, loss, optimizer, schedule, tests and
 end are the job's, out of the files that `trainer prepare` makes. `benchmarks.time_to_accuracy` starts one on each host,
@@ -40,10 +40,10 @@ _NO_OPTIMIZER = {"param_groups": []}  # with local SGD each rank's has a state o
 
 
 class Averager:
-    """Local SGD's averages of the models, every `period` steps after the first `start`."""
+    """Local SGD's averages of the models, every so many steps."""
 
-    def __init__(self, period: int, start: int) -> None:
-        self._periodic = PeriodicModelAverager(period, start)
+    def __init__(self, periodic: PeriodicModelAverager) -> None:
+        self._periodic = periodic
 
     def after_step(self, model: nn.Module) -> None:
         """The optimizer has stepped."""
@@ -51,9 +51,14 @@ class Averager:
 
     def before_test(self, model: nn.Module) -> None:
         """All ranks test the same model: the average, also where the period is not over."""
-        last = self._periodic.step - 1 - self._periodic.warmup_steps
-        if last > 0 and last % self._periodic.period:
-            utils.average_parameters(iter(model.parameters()), self._periodic.process_group)
+        periodic = self._periodic
+        last = periodic.step - 1 - periodic.warmup_steps
+        if last <= 0 or last % periodic.period == 0:
+            return
+        if isinstance(periodic, nicps.torch.ChangeAverager):
+            periodic.average(model.parameters())
+        else:
+            utils.average_parameters(iter(model.parameters()), periodic.process_group)
 
 
 def wrap(model: nn.Module, way: Way) -> tuple[DistributedDataParallel, Averager | None]:
@@ -71,11 +76,12 @@ def wrap(model: nn.Module, way: Way) -> tuple[DistributedDataParallel, Averager 
         ddp.register_comm_hook(powers, power.powerSGD_hook)
     elif way.kind == "lowrank":
         nicps.torch.compress(ddp, rank=way.number)
-    elif way.kind == "local":
+    elif way.kind in ("local", "changes"):
         # A host has one rank, so that there is nobody to add its gradients to between two averages.
         local = post_local.PostLocalSGDState(None, None, start, post_local_gradient_allreduce=False)
         ddp.register_comm_hook(local, post_local.post_localSGD_hook)
-        averager = Averager(way.number, start)
+        kind = nicps.torch.ChangeAverager if way.kind == "changes" else PeriodicModelAverager
+        averager = Averager(kind(way.number, start))
     return ddp, averager
 
 

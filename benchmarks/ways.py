@@ -15,8 +15,9 @@ fp16           the same with fp16_compress_hook
 powersgd-R     the same with powerSGD_hook of rank R, in one bucket
 lowrank-R      DistributedDataParallel on nicps with compress(rank=R), in one bucket
 local-K        post_localSGD_hook, and PeriodicModelAverager every K steps
+changes-K      the same hook on nicps, and nicps.torch.ChangeAverager, in lanes of 8 bits
 stripes-LANE   nicps with exchange=stripes and lane=LANE; broadcast-LANE likewise
-powersgd-R and local-K take their start iteration as in powersgd-1:60; without it each of --starts is tried"""
+powersgd-R, local-K and changes-K take their start iteration as in powersgd-1:60; else each of --starts is tried"""
 
 #: A lab has no switch that adds.
 EXCHANGES = ("stripes", "broadcast")
@@ -26,8 +27,8 @@ DEFAULT = (
 
 _FORM = re.compile(r"([a-z0-9]+)(?:-([a-z0-9]+))?(?::([0-9]+))?")
 #: PyTorch's own limits: PowerSGD's first steps rebuild the buckets, and a period of 1 is plain DDP.
-_LEAST = {"powersgd": 1, "lowrank": 1, "local": 2}
-_LEAST_START = {"powersgd": 2, "local": 0}
+_LEAST = {"powersgd": 1, "lowrank": 1, "local": 2, "changes": 2}
+_LEAST_START = {"powersgd": 2, "local": 0, "changes": 0}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Way:
     """One way of training.
 
     Attributes:
-        kind: "ddp", "fp16", "powersgd", "lowrank", "local", or an exchange of nicps.
+        kind: "ddp", "fp16", "powersgd", "lowrank", "local", "changes", or an exchange of nicps.
         lane: of an exchange; empty for the rivals.
         number: the rank of PowerSGD and of our factors, the period of local SGD; 0 for all else.
         start: the step with which PowerSGD or local SGD begins; None where it is not chosen yet, or there is none.
@@ -61,7 +62,7 @@ class Way:
     @property
     def needs_agents(self) -> bool:
         """Whether a script of DDP trains over nicps."""
-        return self.kind == "lowrank"
+        return self.kind in ("lowrank", "changes")
 
     def variants(self, starts: tuple[int, ...]) -> list[Way]:
         """The ways among which the best one is chosen: with each of `starts`, or only itself."""
@@ -93,8 +94,8 @@ def parse_way(text: str) -> Way:
         return Way(kind, number=int(what), start=int(start) if start else None)
     lanes = ", ".join(f"{exchange}-LANE" for exchange in EXCHANGES)
     raise UsageProblem(
-        f"{text!r} is not a way of training: write ddp, fp16, powersgd-R or lowrank-R (R from 1), local-K (K from 2), "
-        f"or {lanes} with LANE {', '.join(LANES)}"
+        f"{text!r} is not a way of training: write ddp, fp16, powersgd-R or lowrank-R (R from 1), local-K or changes-K "
+        f"(K from 2), or {lanes} with LANE {', '.join(LANES)}"
     )
 
 

@@ -16,6 +16,7 @@ _SYSCALL = {"aarch64": 283, "riscv64": 283, "ppc64le": 365}
 _GLOBAL_EXPEDITED = (
     2  # MEMBARRIER_CMD_GLOBAL_EXPEDITED: of all commands the cheapest that needs no registration
 )
+_NUMBER = _SYSCALL.get(platform.machine())
 _libc: ctypes.CDLL | None = None
 
 
@@ -26,11 +27,10 @@ def barrier() -> None:
         OSError: the kernel refuses membarrier(2), or has none.
     """
     global _libc
-    number = _SYSCALL.get(platform.machine())
-    if number is None:
+    if _NUMBER is None:
         return
     if _libc is None:
         _libc = ctypes.CDLL(None, use_errno=True)
-    if _libc.syscall(number, _GLOBAL_EXPEDITED, 0, 0) < 0:
+    if _libc.syscall(_NUMBER, _GLOBAL_EXPEDITED, 0, 0) < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"membarrier: {os.strerror(code)}")

@@ -15,6 +15,7 @@ flowing.py    parts on their way, each on a channel
 factors.py    matrices as products of thin factors: PowerSGD's arithmetic, the same bits everywhere
 guarded.py    tensors and states that wait before their value is used
 join.py       rank and world size from the agent
+local_sgd.py  models that are averaged every few steps, in narrow lanes
 low_rank.py   DDP's gradients as such factors
 need.py       the order in which a forward pass needs parameters
 on_device.py  means in narrow lanes, converted where the gradients are
@@ -38,6 +39,7 @@ from nicps.torch import join
 from nicps.torch.backend import ProcessGroupNicps
 from nicps.torch.compress import compress
 from nicps.torch.elastic import State, average
+from nicps.torch.local_sgd import ChangeAverager
 from nicps.torch.overlap import overlap
 
 
@@ -52,4 +54,12 @@ def register() -> None:
 
 register()
 
-__all__ = ["ProcessGroupNicps", "State", "average", "compress", "overlap", "register"]
+__all__ = [
+    "ChangeAverager",
+    "ProcessGroupNicps",
+    "State",
+    "average",
+    "compress",
+    "overlap",
+    "register",
+]

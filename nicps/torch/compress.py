@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +24,7 @@ from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch.backend import warn_of_loss
 from nicps.torch.callbacks import callback
-from nicps.torch.on_device import OnDevice
-from nicps.torch.staging import reached
+from nicps.torch.on_device import average
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OnLoss = Callable[[tuple[int, ...]], None]
@@ -245,12 +243,9 @@ class Compression(Losses):
         """A future of the bucket's mean."""
         buffer: torch.Tensor = bucket.buffer()
         wide, residual, began = buffer.detach(), self.residual_of(bucket), time.monotonic()
-        if buffer.is_cuda:
-            form = partial(OnDevice, after=reached(buffer.device))
-            future = self._group.average_as(form, wide, residual, lane=self.lane)
-        else:
+        if not buffer.is_cuda:
             wide = wide.to(torch.float32)
-            future = self._group.average(wide.numpy(), residual.numpy(), lane=self.lane)
+        future = average(self._group, wide, residual, self.lane)
 
         def finish() -> torch.Tensor:
             future.result()

@@ -10,20 +10,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nicps.collective import Group
 from nicps.session.absolute import I8, Lanes
 from nicps.session.lanes import LEAST_EXPONENT, LaneFormat
 from nicps.session.sized import Bank, Outcome, Rest
-from nicps.torch.staging import beside
+from nicps.torch.staging import beside, reached
 from nicps.wire import NOT_FINITE
 
 _NATIVE = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 _MAGNITUDE, _MANTISSA = 0x7FFFFFFF, 0x7FFFFF  # of a float32's bits
+
+
+def average(group: Group, vector: torch.Tensor, residual: torch.Tensor, lane: str) -> Future[Any]:
+    """`Group.average` of tensors, converted where they are.
+
+    Args:
+        vector: float32 (n,), without gaps; on a GPU also float16 or bfloat16. The mean takes its place once the future
+            is done.
+        residual: float32 (n,), on the same device.
+    """
+    if vector.is_cuda:
+        form = partial(OnDevice, after=reached(vector.device))
+        return group.average_as(form, vector, residual, lane=lane)
+    return group.average(vector.numpy(), residual.numpy(), lane=lane)
 
 
 class OnDevice:

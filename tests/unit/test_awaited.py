@@ -194,7 +194,7 @@ def test_waits_that_were_not_looked_at_count_as_the_next_one_that_was() -> None:
     host.waits._find_late = lambda: (looks.append(host.now), find())[1]  # type: ignore[method-assign]
     for _ in range(512):
         host.spends(2**-8, 1, CONTRIBUTED, 0, CONTRIBUTED)
-    assert len(looks) == 171, "each third"
+    assert len(looks) == 40, "each thirteenth"
     assert host.slow == {B: (1.0, Late.GRADIENT)}
 
 

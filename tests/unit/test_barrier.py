@@ -22,12 +22,12 @@ def machine() -> str:
 
 
 def test_the_kernel_has_it(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barrier, "_SYSCALL", {machine: NUMBERS[machine]})
+    monkeypatch.setattr(barrier, "_NUMBER", NUMBERS[machine])
     barrier.barrier()
 
 
 def test_one_that_is_refused_is_no_barrier(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barrier, "_SYSCALL", {machine: NUMBERS[machine]})
+    monkeypatch.setattr(barrier, "_NUMBER", NUMBERS[machine])
     monkeypatch.setattr(barrier, "_GLOBAL_EXPEDITED", 1 << 30)
     with pytest.raises(OSError, match="membarrier: Invalid argument"):
         barrier.barrier()

@@ -55,6 +55,7 @@ assert startup
         ("powersgd-1:2", Way("powersgd", number=1, start=2)),
         ("lowrank-2", Way("lowrank", number=2)),
         ("local-32:0", Way("local", number=32, start=0)),
+        ("changes-8:2", Way("changes", number=8, start=2)),
         ("stripes-i8", Way("stripes", lane="i8")),
     ],
 )
@@ -71,7 +72,7 @@ def test_the_default_is_all_that_issue_15_asks_for() -> None:
 
 
 NOT_WAYS = ["gloo", "ddp-1", "ddp:10", "ddp,ddp", "ddp,", "stripes", "stripes-i7", "stripes-i8:10"]
-NOT_WAYS += ["powersgd", "powersgd-0", "powersgd-i8", "powersgd-1:1", "powersgd-1:x", "local-1"]
+NOT_WAYS += ["powersgd", "powersgd-0", "powersgd-i8", "powersgd-1:1", "powersgd-1:x", "local-1", "changes-1"]
 NOT_WAYS += ["lowrank", "lowrank-0", "lowrank-2:10"]
 
 

@@ -19,35 +19,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from mnist import data_set, network, report
-from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
 
 import nicps.torch
-
-
-class ChangeAverager:
-    """Averages what the ranks' models have changed since the last time.
-
-    Changes are small beside weights, so that 8 bits a number are enough for them; what rounding leaves over is added to
-    the next ones. All ranks add the same mean to the same weights, so all have the same bits.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.before = parameters_to_vector(model.parameters()).detach().clone()
-        self.residual = torch.zeros_like(self.before)
-
-    @torch.no_grad()
-    def average(self) -> None:
-        """Over all ranks that are there; all call it at the same point."""
-        change = parameters_to_vector(self.model.parameters()) - self.before
-        group = dist.group.WORLD.group
-        group.average(change.numpy(), self.residual.numpy(), lane="i8").result()
-        self.before += change
-        vector_to_parameters(self.before.clone(), self.model.parameters())
 
 
 def main() -> None:
@@ -72,22 +48,18 @@ def main() -> None:
     sampler = DistributedSampler(train)
     loader = DataLoader(train, args.batch, sampler=sampler)
 
-    began, step, averager = time.monotonic(), 0, None
+    averager = nicps.torch.ChangeAverager(args.period, args.warmup)
+    began = time.monotonic()
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
-            with model.no_sync() if averager else contextlib.nullcontext():
+            with model.no_sync() if averager.local else contextlib.nullcontext():
                 loss = functional.cross_entropy(model(images), labels)
                 loss.backward()
             optimizer.step()
-            step += 1
-            if averager and (step - args.warmup) % args.period == 0:
-                averager.average()
-            elif step == args.warmup:
-                averager = ChangeAverager(model)
-        if averager:
-            averager.average()  # what is tested, and kept, is the same model everywhere
+            averager.average_parameters(model.parameters())
+        averager.average(model.parameters())  # what is tested is the same model everywhere
         scheduler.step()
         print(
             f"epoch {epoch + 1}: loss {loss.item():.4f}, {time.monotonic() - began:.1f} s",
