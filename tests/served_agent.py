@@ -31,6 +31,14 @@ def same(found: F32, expected: F32) -> bool:
     return bool((found.view(np.uint32) == expected.view(np.uint32)).all())
 
 
+def parameters(seed: int, lanes: int = LANES, size: float = 1.0) -> list[int]:
+    """In units, fragments of very different sizes."""
+    random = np.random.default_rng(seed)
+    scales = np.exp2(random.integers(-30, 10, -(-lanes // PULLED)))
+    values = random.standard_normal(lanes) * np.repeat(scales, PULLED)[:lanes] * size
+    return [int(value) for value in np.rint(values * 2.0**40)]
+
+
 class Agent:
     """The agent's end for member 2 of three, and what its kernel has. Member 1 serves."""
 

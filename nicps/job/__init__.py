@@ -19,6 +19,7 @@ Its roles in a job:
     submission.py     a job submitted here, until it has ended
     lead.py           the lead's side, and what it needs of this host's own part
     course.py         the lead's decisions, from the first hand-out to the end (R5 to R7, R14, R15, R20 to R22)
+    joiners.py        the hosts that want to come into the job (R20)
     choice.py         the exchange of the next training phase
     serving.py        which members serve parameters, and what a host needs for its part
     served.py         what there is of that in the kernel

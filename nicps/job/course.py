@@ -15,6 +15,7 @@ from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job import plan as phases
 from nicps.job.choice import Choice
+from nicps.job.joiners import Joiners
 from nicps.job.node_info import NodeInfo
 from nicps.job.orders import (
     CallHosts,
@@ -49,6 +50,7 @@ class Course:
         self.fragments = 0  # of a gradient, once the training program has told the model's size
         self.stopping = False
         self.choice = Choice(plan, node, found)
+        self.joiners = Joiners(plan, node)
         self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
         if found is not None and found.unit is not None:
             self.round_committed(found.unit, found.exchange)
@@ -63,14 +65,10 @@ class Course:
         self._decided: tuple[int, str, bool] | None = None
         self._collect: list[tuple[int, int, int]] = []  # member, bytes, bytes of the index
         self._collecting = False
-        self._waiting: dict[bytes, Answered] = {}  # hosts that want to come back
-        self._refused: set[bytes] = set()  # hosts that cannot come back
         self._purpose = ""  # of the hand-out that is being prepared or is under way
         self._streaming = False  # it is being prepared
         self._opening = False  # training has been decided on, and is not agreed yet
-        self._alarm: str | None = (
-            None  # why the model is saved after the batch, and the job stopped
-        )
+        self._alarm: str | None = None  # the reason to save the model after the batch, and to stop
         self._cancelled = False  # a user has asked for that
         self._saving = False  # it is being saved
         self._stop: Phase | None = None
@@ -79,22 +77,17 @@ class Course:
 
     def view_installed(self, view: View) -> Orders:
         """Every member has installed a view that this host leads. Decisions that were not carried out are repeated."""
-        node, phase = self._node, self._node.phase_in_force
         self._opening = self._saving = False
-        self._waiting = {
-            mac: answer
-            for mac, answer in self._waiting.items()
-            if view.number_of(mac) in node.learners
-        }
+        self.joiners.enter_view(view)
         remaining = len(view.live) / len(view.members)
         thin = remaining < self.plan.alarm_below and not self.plan.group
         if self._begun and thin and not self.stopping:
             left = view.names(set(range(1, len(view.members) + 1)) - view.live)
             self.raise_alarm(f"{left} left: {len(view.live)} of {len(view.members)} members remain")
-        return [*self._call_hosts(), *self._go_on_in(view, phase)]
+        return [*self.joiners.call(stopping=self.stopping), *self._go_on_in(view)]
 
-    def _go_on_in(self, view: View, phase: Phase | None) -> Orders:
-        node = self._node
+    def _go_on_in(self, view: View) -> Orders:
+        node, phase = self._node, self._node.phase_in_force
         handing_out = phase is not None and phase.kind is wire.PhaseKind.HANDOUT
         over = phase is not None and handing_out and node.open_round > phase.last_round
         if self._stop is not None:
@@ -154,11 +147,11 @@ class Course:
         if purpose == "collect" and self._collecting:
             return self._collect_next()
         if purpose == "files":
-            self._waiting.clear()  # their next answers say how far they have got
+            self.joiners.waiting.clear()  # their next answers say how far they have got
             # A group has no state that its agents know of; its members' programs wait for this.
             return self._train(self._node.learners if self.plan.group else frozenset())
         if purpose == "state":
-            return self._train(self._learners(wire.Stage.WAITING))
+            return self._train(self.joiners.learners(wire.Stage.WAITING))
         return self._finish() if self.plan.script else []
 
     def model_built(self, fragments: int) -> Orders:
@@ -268,21 +261,13 @@ class Course:
             # A learner that has just been counted need not be called any more.
             begun: Orders = [] if self._trained else [PublishEvent("training")]
             saves = self._decided is not None and self._decided[2]
-            return [*self._call_hosts(), *begun, *(self._go_on() if saves else [])]
+            called = self.joiners.call(stopping=self.stopping)
+            return [*called, *begun, *(self._go_on() if saves else [])]
         return []
 
     def host_answered(self, answer: Answered) -> Orders:
         """A host on standby wants to come back, or a new one to come in (R20)."""
-        joiner = answer.joiner
-        if not answer.number and not self._admits:
-            return []
-        if self.plan.redeal or answer.stage is not wire.Stage.NOTHING:
-            self._waiting[joiner.mac] = answer
-        elif joiner.mac not in self._refused:
-            self._refused.add(joiner.mac)
-            why = "it has none of the job's files, and nobody has all of them (redeal is off)"
-            return [PublishEvent("warning", {"message": f"{joiner.name} is not taken back: {why}"})]
-        return []
+        return self.joiners.note_answer(answer)
 
     def exchange_fails(self, exchange: Exchange) -> Orders:
         """There are no sums: the exchange is replaced from now on, and the round is run again.
@@ -417,47 +402,22 @@ class Course:
 
     # ---- taking hosts back (R20)
 
-    def _call_hosts(self) -> Orders:
-        view, learners = self._node.view, self._node.learners
-        missing = len(view.live) < len(view.members) or bool(learners) or self.plan.admit
-        calls = missing and not self.stopping
-        # A host is told of a group that is under way if it would form one; of a job, if that admits no host.
-        told = self.plan.group or not self._admits
-        return [CallHosts(self.plan.called(view), calls, closed=told)]
-
-    @property
-    def _admits(self) -> bool:
-        """Whether hosts that are not in the list may come in."""
-        return self.plan.admit and len(self._node.view.members) < wire.MAX_MEMBERS
-
-    def _learners(self, stage: wire.Stage) -> frozenset[int]:
-        """Members without the state that are at that stage."""
-        view = self._node.view
-        stages = {view.number_of(mac): answer.stage for mac, answer in self._waiting.items()}
-        return frozenset(k for k in self._node.learners if stages.get(k) is stage)
-
     def _take_back(self) -> Orders:
         """At the end of a batch; nothing if no host waits."""
-        view = self._node.view
-        joiners = tuple(
-            answer.joiner
-            for mac, answer in self._waiting.items()
-            if view.number_of(mac) not in view.live
-        )
-        if joiners:
+        if joiners := self.joiners.outside():
             self._purpose = "state"
             names = [joiner.name for joiner in joiners]
             # `view_installed` goes on
             return [PublishEvent("taking back", {"members": tuple(names)}), RebuildView(joiners)]
-        if self._learners(wire.Stage.NOTHING) or self._learners(wire.Stage.WAITING):
+        if self.joiners.learners(wire.Stage.NOTHING) or self.joiners.learners(wire.Stage.WAITING):
             return self._give()
         return []
 
     def _give(self) -> Orders:
         """Hand the files to a learner that has nothing, and the state to one that waits for it."""
-        if self._learners(wire.Stage.NOTHING):
+        if self.joiners.learners(wire.Stage.NOTHING):
             return self._open_stream("files")
-        if waiting := self._learners(wire.Stage.WAITING):
+        if waiting := self.joiners.learners(wire.Stage.WAITING):
             if not self.plan.group:
                 return self._open_stream("state")
             self._purpose = ""

@@ -2,7 +2,8 @@
 """The protocol in virtual time: the production state machines under seeded schedules of faults.
 
 lan.py      the LAN: loss, duplication, reordering, delay, cuts; virtual time; the trace
-host.py     one host: the node, a model of its XDP program, of its agent and its training program
+base_host.py  one host: the protocol's node, a model of its XDP program, the frames that come up
+host.py     one with the life of a job, and models of its agent, its disk and its training program
 stripes.py  its XDP program's part in the exchange stripes; places.py, what that one writes to
 checks.py   the invariants, looked at after every step
 sums.py     those of the sums of stripes, which it makes again from gradients.py

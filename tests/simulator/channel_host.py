@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicps import protocol, wire
-from nicps.exchange import Exchange
 from nicps.protocol import Action, Node
+from tests.simulator.base_host import BaseHost
 from tests.simulator.channel_kernel import ChannelReceiver, Port
 from tests.simulator.channel_program import ChannelProgram
-from tests.simulator.host import Host
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
 
@@ -53,7 +52,7 @@ class Machine:
         return self.node.tick(now)
 
 
-class ChannelHost(Host):
+class ChannelHost(BaseHost):
     """Attributes: `ports`, of the channels above 0; `program`, the training program and what the agent does for it."""
 
     lan: ChannelLan
@@ -62,7 +61,7 @@ class ChannelHost(Host):
         self.kernel = Kernel(self)
         self.ports = [Port(self, channel) for channel in range(1, wire.MAX_CHANNELS)]
         self.keys = {}
-        self.machine = Machine(self, self.kernel, self.ports)  # type: ignore[assignment]
+        self.machine = Machine(self, self.kernel, self.ports)
         self.node = self.machine.node
         self.outbox = Outbox(self)
         self.process = self.memory = None
@@ -158,7 +157,3 @@ class ChannelHost(Host):
             free = stripes.send(action, total, phase.width, free)
         lan.free_at[self.index, channel] = free
         self.later(free - lan.now, lambda: self.do(self.node.sent(self.clock(), action)))
-
-    @property
-    def _own_exchange(self) -> Exchange:
-        return Exchange.STRIPES

@@ -10,7 +10,7 @@ from nicps import wire
 from nicps.protocol.plan import ChannelPlan
 from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
-from tests.simulator.places import StripeFrame
+from tests.simulator.places import KernelFrame
 from tests.simulator.sums import SumChecks
 
 
@@ -57,7 +57,7 @@ class ChannelWire(Lan):
         return self.odds.random.random() * 2e-3
 
     def stripe(
-        self, sender: Any, frame: StripeFrame, when: float, *, answers: bool = False
+        self, sender: Any, frame: KernelFrame, when: float, *, answers: bool = False
     ) -> None:
         """A frame of a channel, for one host or for all."""
         life, channel = sender.life, getattr(sender, "channel", 0)

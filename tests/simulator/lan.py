@@ -22,7 +22,7 @@ from nicps.protocol import Action, Timings
 from nicps.protocol.exchange import switch, window_size, windows
 from tests.simulator.digest import Digest
 from tests.simulator.linux_switch import LinuxSwitch
-from tests.simulator.places import Odds, StripeFrame
+from tests.simulator.places import KernelFrame, Odds
 from tests.simulator.switch import LEAST_WINDOW, QUANTUM, Switch
 
 if TYPE_CHECKING:
@@ -338,9 +338,9 @@ class Lan:
         self._deliver(sender, when, take)
 
     def stripe(
-        self, sender: Host, frame: StripeFrame, when: float, *, answers: bool = False
+        self, sender: Host, frame: KernelFrame, when: float, *, answers: bool = False
     ) -> None:
-        """A frame of stripes, for one host or for all; `answers`: it overtakes what is queued."""
+        """A frame of stripes or of servers, for one host or for all; `answers`: it overtakes what is queued."""
         life = sender.life
         if self.lose.get(frame.type):
             self.lose[frame.type] -= 1

@@ -16,8 +16,8 @@ NO_LANE = Lane(0, 0)
 
 
 @dataclass(slots=True)
-class StripeFrame:
-    """A frame as it is on the wire. `to`: the address that it goes to; None: everybody.
+class KernelFrame:
+    """A frame, as it is on the wire, that no agent reads. `to`: the address that it goes to; None: everybody.
 
     It is not changed once it is made. Making a frozen one takes longer.
     """
@@ -28,6 +28,17 @@ class StripeFrame:
     round: int
     sender: int
     to: bytes | None
+
+    @property
+    def tag(self) -> int:
+        """Later rounds have larger ones, and all rounds of a later view."""
+        return self.view << 32 | self.round
+
+
+@dataclass(slots=True)
+class StripeFrame(KernelFrame):
+    """A frame of stripes, or of a Linux switch."""
+
     members: int
     index: int
     fragments: int
@@ -37,11 +48,6 @@ class StripeFrame:
     number: int = 0
     rest_view: int = 0
     behind: int = 0
-
-    @property
-    def tag(self) -> int:
-        """Later rounds have larger ones, and all rounds of a later view."""
-        return self.view << 32 | self.round
 
     def changed(self, **values: Any) -> StripeFrame:
         """A copy, with these fields; `dataclasses.replace` takes longer."""

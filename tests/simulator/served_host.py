@@ -15,7 +15,7 @@ from nicps.job import actions as act
 from nicps.job.plan import stop
 from nicps.protocol import Node, Offer, Phase
 from nicps.protocol.serving import per_push
-from tests.simulator.host import Host
+from tests.simulator.base_host import BaseHost
 from tests.simulator.kernel import Kernel
 from tests.simulator.outbox import Outbox
 from tests.simulator.served_contents import contents_of, handed_out
@@ -33,7 +33,7 @@ _FILL_S = 0.02  # a new server takes up to this to be filled
 TRAIN = wire.PhaseKind.TRAIN
 
 
-class ServedHost(Host):
+class ServedHost(BaseHost):
     """A host with its agent, its kernel, and its training program."""
 
     def __init__(self, lan: ServedLan, index: int, rate: float) -> None:
@@ -55,8 +55,8 @@ class ServedHost(Host):
             self.lan.timings,
             lambda job: wire.Stage.WAITING,
         )
-        self.machine = ServedMachine(self)  # type: ignore[assignment]
-        self.process: ServedProgram | None = None  # type: ignore[assignment]
+        self.machine = ServedMachine(self)
+        self.process: ServedProgram | None = None
         self.memory = None
         self.phase: Phase | None = None  # that it is in, or getting ready for
         self.trained = 0  # rounds of training that are committed

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from nicps.wire import FrameType
+from tests.simulator.places import KernelFrame
 
 Token: TypeAlias = tuple[str, int]  # of a step: whose, and the how manieth
 Weight: TypeAlias = tuple[str, int]  # "push" and its staleness, or "mean" and of how many
@@ -19,15 +19,9 @@ NOTHING: Content = {}
 
 
 @dataclass(slots=True)
-class ServedFrame:
-    """A frame as it is on the wire, which is not changed. `content`: of HELD."""
+class ServedFrame(KernelFrame):
+    """A frame of servers. `content`: of HELD."""
 
-    type: FrameType
-    view: int
-    key: bytes | None
-    round: int
-    sender: int
-    to: bytes | None
     number: int
     index: int
     version: int = 0

@@ -220,7 +220,7 @@ class ServersKernel:
         return self.version[1] if self.version[0] == round_ else 0
 
     def _push(self, frame: ServedFrame, part: Part, home: Home) -> Iterator[None]:
-        served, worker, tag = self.host.lan.checks.served, frame.sender, _tag(frame)
+        served, worker, tag = self.host.lan.checks.served, frame.sender, frame.tag
         version = self._whole(frame.round)
         if frame.version > version:
             return  # malformed
@@ -262,7 +262,7 @@ class ServersKernel:
         self.answer(frame, version, staleness, content=held)
 
     def _contribute(self, frame: ServedFrame, part: Part, home: Home) -> Iterator[None]:
-        bit, tag = 1 << frame.sender - 1, _tag(frame)
+        bit, tag = 1 << frame.sender - 1, frame.tag
         live = sum(1 << k - 1 for k in self.host.node.view.live)
         if not frame.members & bit or frame.members & ~live:
             return
@@ -301,7 +301,7 @@ class ServersKernel:
         if not self._claim(home, part, frame.round):
             return
         yield  # CLAIMED
-        synchronises = home.tag == _tag(frame) and home.seen
+        synchronises = home.tag == frame.tag and home.seen
         content = home.content
         home.claimed = False
         if synchronises:
@@ -385,7 +385,3 @@ class ServersKernel:
         some = clock and count % clock == 0 and not host.lan.odds.lose_bell()
         if count == all_ or some:
             host.wake(host.sums_up)
-
-
-def _tag(frame: ServedFrame) -> int:
-    return frame.view << 32 | frame.round

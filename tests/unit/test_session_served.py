@@ -15,7 +15,7 @@ from nicps.errors import JobFailed, NonFinite, TooLarge
 from nicps.layout import layout
 from nicps.session.phases import Commit
 from tests import served_reference as reference
-from tests.served_agent import LANES, ROUND, WIDTHS, Agent, same
+from tests.served_agent import LANES, ROUND, WIDTHS, Agent, parameters, same
 from tests.served_reference import F32, PULLED
 from tests.striped_memory import Mapped
 
@@ -33,14 +33,6 @@ def small(tmp_path: Path) -> Iterator[Agent]:
     agent = Agent(16, tmp_path, lanes=1500)
     yield agent
     agent.close()
-
-
-def parameters(seed: int, lanes: int = LANES, size: float = 1.0) -> list[int]:
-    """In units, fragments of very different sizes."""
-    random = np.random.default_rng(seed)
-    scales = np.exp2(random.integers(-30, 10, -(-lanes // PULLED)))
-    values = random.standard_normal(lanes) * np.repeat(scales, PULLED)[:lanes] * size
-    return [int(value) for value in np.rint(values * 2.0**40)]
 
 
 def trained(weights: F32, seed: int) -> F32:
@@ -287,53 +279,11 @@ def test_what_a_test_needs_is_pulled_before_this_member_is_prepared_for_it(small
     assert told == ["test"]
 
 
-def test_a_server_is_lost_while_a_test_is_prepared(small: Agent) -> None:
-    """Its part is to be filled here, in a phase that comes next: for the test this member is prepared all the same."""
-    small.begin()
-    small.committed(ROUND)
-    small.served.wait(ROUND)
-    file = Mapped(np.float32, (600,))
-
-    def pull(kind: str) -> None:
-        small.session.on_phase = None
-        small.served.pull(ROUND + 1)
-        assert small.take()["op"] == "pull"
-        small.serves(new=False, fds=(file.fd,), first=720, lanes=600)
-        small.phase(first=ROUND + 1)
-        assert not small.served.wait_pulled(ROUND + 1)
-
-    small.session.on_phase = pull
-    small.phase("test", ROUND + 1)
-    assert small.session.next_phase().kind == "test"
-    assert small.take() == {"op": "prepared", "number": 2}
-    assert small.session.next_phase().kind == "train"
-    small.served.fill(np.zeros(small.lanes, np.float32))
-    assert small.take() == {"op": "prepared", "number": 3}
-    file.close()
-
-
 def test_what_was_pulled_late_is_told(small: Agent) -> None:
     """It has no digest: the servers may have lost what that commit came to."""
     small.begin()
     small.served.caught_up(ROUND - 1)
     assert small.take() == {"op": "read", "round": ROUND - 1, "digest": ""}
-
-
-def test_a_round_can_be_committed_while_a_server_pulls(small: Agent) -> None:
-    """Workers do not wait for a host that only serves. What it was told meanwhile is not lost."""
-    small.begin()
-    small.committed(ROUND)
-    small.served.wait(ROUND)
-    small.served.pull(ROUND + 1)
-    small.committed(ROUND + 1, 3)
-    small.tell("pulled", round=ROUND + 1, number=3)
-    small.committed(ROUND + 2)
-    small.channel.close()  # nothing more comes
-    assert small.served.wait_pulled(ROUND + 1)
-    for round_, counted in ((ROUND + 1, {3: 4}), (ROUND + 2, {})):
-        commit = small.served.wait(round_)
-        assert isinstance(commit, Commit) and commit.counted == counted
-    assert not small.session._talk.kept
 
 
 def test_what_was_told_of_a_round_ends_with_its_phase(small: Agent) -> None:
@@ -423,61 +373,6 @@ def test_a_residual_between_commits_belongs_to_no_state(small: Agent, tmp_path: 
     small.session.applied(commit, "next")
     small.session.checkpoint(ROUND)
     assert (tmp_path / "residual.npz").exists()
-
-
-# ---- a server
-
-
-def test_a_server_without_steps_reads_its_own_part_from_a_file(small: Agent) -> None:
-    small.begin()
-    part = Mapped(np.float32, (500,))
-    part.array[:] = np.arange(500)
-    small.served.pull(ROUND)
-    small.take()
-    rest = small.pulled(parameters(1, small.lanes))
-    small.tell("pulled", (part.reading_fd,), round=ROUND, number=1, first=700, lanes=500)
-    assert small.served.wait_pulled(ROUND)
-    out = np.full(small.lanes, 5, np.float32)
-    small.served.read(out)
-    assert same(out[700:1200], part.array) and same(out[:700], rest[:700])
-    assert same(out[1200:], rest[1200:])
-    out[:] = 5
-    small.served.read(out, 3, 4)
-    assert same(out[1080:1200], part.array[380:]) and same(out[1200:1440], rest[1200:1440])
-    assert (out[:1080] == 5).all() and (out[1440:] == 5).all()
-    small.served.read(out, 0, 1)
-    assert same(out[:360], rest[:360])
-    part.close()
-
-
-def test_a_server_alone_has_no_store(small: Agent) -> None:
-    small.serves(new=False)
-    small.enter()
-    part = Mapped(np.float32, (small.lanes,))
-    part.array[:] = np.arange(small.lanes)
-    small.served.pull(ROUND)
-    small.tell("pulled", (part.reading_fd,), round=ROUND, number=1, lanes=small.lanes)
-    assert small.served.wait_pulled(ROUND)
-    out = np.zeros(small.lanes, np.float32)
-    small.served.read(out)
-    assert same(out, part.array)
-    part.close()
-
-
-def test_a_server_fills_its_part_before_it_is_prepared(small: Agent) -> None:
-    file = Mapped(np.float32, (600,))
-    small.serves(fds=(file.fd,), first=720, lanes=600)
-    small.phase()
-    assert small.session.next_phase().kind == "train"
-    assert not small.channel.wait(0.05), "not prepared"
-    weights = np.arange(small.lanes, dtype=np.float32)
-    small.served.fill(weights)
-    assert small.take() == {"op": "prepared", "number": 1}
-    assert same(file.array, weights[720:1320])
-    small.served.fill(weights + 1)
-    assert same(file.array, weights[720:1320]) and not small.channel.wait(0.0)
-    small.enter()  # and the next one as ever
-    file.close()
 
 
 def test_new_maps_take_the_place_of_old_ones(small: Agent) -> None:

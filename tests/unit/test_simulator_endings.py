@@ -79,7 +79,7 @@ def test_who_declines_on_standby_is_not_waited_for() -> None:
 
     def declines() -> None:
         lead = first.machine.roles.lead
-        waits = lead is not None and lead.course._waiting.get(last.mac)
+        waits = lead is not None and lead.course.joiners.waiting.get(last.mac)
         if last.node.state is NodeState.STANDBY and waits and waits.stage is wire.Stage.WAITING:
             last.break_program()
             taken.append(first.node.view.number)

@@ -123,7 +123,7 @@ def test_no_round_counts_while_the_state_is_saved(monkeypatch: pytest.MonkeyPatc
             return False
         undecided = ring.frozen or ring._control.word.undecided
         freed = ring.round > ring.phase.first_round and not undecided
-        if not freed or not role.course._learners(wire.Stage.WAITING):
+        if not freed or not role.course.joiners.learners(wire.Stage.WAITING):
             return False
         taken.append(ring.round)
         lan.at(lan.now + 1e-4, lead.renew)

@@ -72,7 +72,15 @@ def test_the_default_is_all_that_issue_15_asks_for() -> None:
 
 
 NOT_WAYS = ["gloo", "ddp-1", "ddp:10", "ddp,ddp", "ddp,", "stripes", "stripes-i7", "stripes-i8:10"]
-NOT_WAYS += ["powersgd", "powersgd-0", "powersgd-i8", "powersgd-1:1", "powersgd-1:x", "local-1", "changes-1"]
+NOT_WAYS += [
+    "powersgd",
+    "powersgd-0",
+    "powersgd-i8",
+    "powersgd-1:1",
+    "powersgd-1:x",
+    "local-1",
+    "changes-1",
+]
 NOT_WAYS += ["lowrank", "lowrank-0", "lowrank-2:10"]
 
 
