@@ -72,7 +72,7 @@ class ChangeAverager(PeriodicModelAverager):
     @property
     def local(self) -> bool:
         """Whether the next step's gradients are this rank's own."""
-        return self.step >= self.warmup_steps
+        return bool(self.step >= self.warmup_steps)
 
     def average_parameters(self, params: Parameters) -> None:
         """Average, if the period is over. To be called after each step of the optimizer.
@@ -102,9 +102,8 @@ class ChangeAverager(PeriodicModelAverager):
             average(self._group, vector, self._residual, self.lane).result()
             vector.add_(known)
         self._known = vector
-        for parameter, mean in zip(
-            parameters, vector.split([p.numel() for p in parameters]), strict=True
-        ):
+        means = torch.split(vector, [each.numel() for each in parameters])
+        for parameter, mean in zip(parameters, means, strict=True):
             parameter.copy_(mean.view_as(parameter))
 
     # ---- hosts that come in
