@@ -221,16 +221,17 @@ def others() -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     run("PowerSGD", model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    model, optimizer = made()
-    local = post_localSGD_hook.PostLocalSGDState(
-        process_group=None,
-        subgroup=dist.group.WORLD,
-        start_localSGD_iter=4,
-        post_local_gradient_allreduce=False,
-    )
-    model.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
-    averager = PeriodicModelAverager(period=4, warmup_steps=4)
-    run("post_localSGD", model, PostLocalSGDOptimizer(optimizer, averager))
+    for kind in (PeriodicModelAverager, nicps.torch.ChangeAverager):
+        model, optimizer = made()
+        local = post_localSGD_hook.PostLocalSGDState(
+            process_group=None,
+            subgroup=dist.group.WORLD,
+            start_localSGD_iter=3,
+            post_local_gradient_allreduce=False,
+        )
+        model.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
+        averager = kind(period=4, warmup_steps=3)  # the last step is averaged
+        run(kind.__name__, model, PostLocalSGDOptimizer(optimizer, averager))
 
 
 def main(what: str) -> int:

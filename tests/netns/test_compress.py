@@ -98,7 +98,7 @@ def test_hooks_and_averagers_of_pytorch(three: Network) -> None:
     for lines in zip(*said, strict=True):
         assert len({line.get("weights") for line in lines}) == 1
     assert [line.get("hook") for line in said[0]] == [
-        *("fp16_compress", "PowerSGD", "post_localSGD"),
+        *("fp16_compress", "PowerSGD", "PeriodicModelAverager", "ChangeAverager"),
         None,
     ]
     for lines in said:
