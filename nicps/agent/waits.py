@@ -17,7 +17,7 @@ from nicps.protocol.signals import Late
 #: Shorter waits are not looked at: small rounds have thousands of them a second.
 _LEAST_S = 0.001
 #: Least time between two looks at whom the host waits for. Waits in between count as the next one that was looked at.
-_EVERY_S = 0.05
+_EVERY_S = 0.03
 #: While rounds are under way the loop wakes up more often than this: a longer wait was a pause of this host.
 _MOST_S = 0.1
 #: The recent times are halved so often, so that newer ones count for more.

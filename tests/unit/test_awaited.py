@@ -150,8 +150,8 @@ def test_hosts_that_wait_for_one_another_are_not_slow() -> None:
 def test_short_waits_pauses_of_this_host_and_other_phases_do_not_count() -> None:
     host = Host()
     host.spends(2.0, 40, 0, 0, 0)
-    host.spends(2.0, 4000, CONTRIBUTED, 0, CONTRIBUTED)  # of half a millisecond
     host.spends(100.0, 1, CONTRIBUTED, 0, CONTRIBUTED)  # it was stopped
+    host.spends(2.0, 4000, CONTRIBUTED, 0, CONTRIBUTED)  # of half a millisecond
     host.spends(20.0, 400, 0, 0, CONTRIBUTED, kind=wire.PhaseKind.TEST)
     assert host.slow == {} and host.waits.of_job.seconds == pytest.approx(4.1)
 
@@ -194,7 +194,7 @@ def test_waits_that_were_not_looked_at_count_as_the_next_one_that_was() -> None:
     host.waits._find_late = lambda: (looks.append(host.now), find())[1]  # type: ignore[method-assign]
     for _ in range(512):
         host.spends(2**-8, 1, CONTRIBUTED, 0, CONTRIBUTED)
-    assert len(looks) == 40, "each thirteenth"
+    assert len(looks) == 64, "each eighth"
     assert host.slow == {B: (1.0, Late.GRADIENT)}
 
 
