@@ -75,7 +75,7 @@ def wrap(model: nn.Module, way: Way) -> tuple[DistributedDataParallel, Averager 
         )
         ddp.register_comm_hook(powers, power.powerSGD_hook)
     elif way.kind == "lowrank":
-        nicps.torch.compress(ddp, rank=way.number)
+        nicps.torch.compress(ddp, rank=way.number, warmup_steps=start)
     elif way.kind in ("local", "changes"):
         # A host has one rank, so that there is nobody to add its gradients to between two averages.
         local = post_local.PostLocalSGDState(None, None, start, post_local_gradient_allreduce=False)

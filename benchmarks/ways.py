@@ -17,7 +17,8 @@ lowrank-R      DistributedDataParallel on nicps with compress(rank=R), in one bu
 local-K        post_localSGD_hook, and PeriodicModelAverager every K steps
 changes-K      the same hook on nicps, and nicps.torch.ChangeAverager, in lanes of 8 bits
 stripes-LANE   nicps with exchange=stripes and lane=LANE; broadcast-LANE likewise
-powersgd-R, local-K and changes-K take their start iteration as in powersgd-1:60; else each of --starts is tried"""
+powersgd-R, local-K and changes-K take their start iteration as in powersgd-1:60; else each of --starts is tried;
+lowrank-R has none unless it is given"""
 
 #: A lab has no switch that adds.
 EXCHANGES = ("stripes", "broadcast")
@@ -39,7 +40,7 @@ class Way:
         kind: "ddp", "fp16", "powersgd", "lowrank", "local", "changes", or an exchange of nicps.
         lane: of an exchange; empty for the rivals.
         number: the rank of PowerSGD and of our factors, the period of local SGD; 0 for all else.
-        start: the step with which PowerSGD or local SGD begins; None where it is not chosen yet, or there is none.
+        start: the step with which PowerSGD, our factors or local SGD begin; None where it is not chosen yet.
     """
 
     kind: str
@@ -85,12 +86,9 @@ def parse_way(text: str) -> Way:
     if kind in EXCHANGES and what in LANES and not start:
         return Way(kind, lane=what)
     if kind in _LEAST and what.isdecimal() and int(what) >= _LEAST[kind]:
-        if start and kind not in _LEAST_START:
-            raise UsageProblem(f"{text!r}: {kind} has no start iteration")
-        if start and int(start) < _LEAST_START[kind]:
-            raise UsageProblem(
-                f"{text!r}: the start iteration of {kind} must be at least {_LEAST_START[kind]}"
-            )
+        least = _LEAST_START.get(kind, 0)
+        if start and int(start) < least:
+            raise UsageProblem(f"{text!r}: the start iteration of {kind} must be at least {least}")
         return Way(kind, number=int(what), start=int(start) if start else None)
     lanes = ", ".join(f"{exchange}-LANE" for exchange in EXCHANGES)
     raise UsageProblem(

@@ -31,6 +31,10 @@ class _Compiler(ModuleType):
         """Nothing is compiled, so there is nothing to break."""
 
     def __getattr__(self, name: str) -> Any:
+        if (
+            name == "__file__"
+        ):  # `inspect` asks all modules for it, in the middle of other imports, too
+            raise AttributeError(name)
         return getattr(self._real(), name)
 
     def _real(self) -> ModuleType:

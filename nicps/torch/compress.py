@@ -42,6 +42,7 @@ def compress(
     *,
     lane: str | None = None,
     rank: int | None = None,
+    warmup_steps: int = 0,
     scaler: Scaler | None = None,
 ) -> Any:
     """Let DDP's gradients be averaged by nicps, once after the model was wrapped.
@@ -50,6 +51,7 @@ def compress(
         model: on the backend `nicps`.
         lane: "i8" (the default), "i16" or "i32": bits of a number on the wire, with error feedback.
         rank: low rank instead of lanes: factors of that rank of each matrix.
+        warmup_steps: with `rank`, steps before the first factors; in these gradients are averaged in lanes of 8 bits.
         scaler: the loss scaler of the script, if it has one: what was left over follows its scale.
 
     Returns:
@@ -63,7 +65,9 @@ def compress(
         raise UsageProblem("compress takes lane= or rank=, not both")
     if rank is not None:
         low_rank = importlib.import_module("nicps.torch.low_rank")
-        return low_rank.LowRank(model, group, rank, scaler)
+        return low_rank.LowRank(model, group, rank, scaler, warmup_steps)
+    if warmup_steps:
+        raise UsageProblem("compress takes warmup_steps= with rank= only")
     return Compression(model, group, lane or "i8", scaler)
 
 
@@ -152,12 +156,12 @@ class _Bucket:
     residual: torch.Tensor
 
 
-class Compression(Losses):
-    """The handle of a model whose gradients are compressed.
+class Averaging:
+    """Averages a model's gradients in narrow lanes.
 
     Residuals belong to parameters, since DDP makes its buckets anew after the first step. Each rank has its own.
 
-    Attributes: as `Losses`; `lane`; `figures`.
+    Attributes: `lane`; `figures`.
     """
 
     def __init__(
@@ -170,13 +174,12 @@ class Compression(Losses):
             check_parameter(name, parameter)
             self._names[id(parameter)] = name
         self._model = model  # its parameters' ids must stay theirs
+        self._group = group
         self.lane, self.figures = lane, Figures()
         self._scaler = scaler
         self._residuals: dict[str, torch.Tensor] = {}  # views into those of buckets
         self._scales: dict[str, float] = {}  # under which loss scale they are
         self._buckets: dict[int, _Bucket] = {}
-        model.register_comm_hook(self, _hook)
-        super().__init__(group)
 
     # ---- with a checkpoint
 
@@ -257,6 +260,17 @@ class Compression(Losses):
             return buffer
 
         return promise(future, finish)
+
+
+class Compression(Averaging, Losses):
+    """The handle of a model whose gradients are compressed. Attributes: as `Averaging` and `Losses`."""
+
+    def __init__(
+        self, model: DistributedDataParallel, group: Group, lane: str, scaler: Scaler | None
+    ) -> None:
+        super().__init__(model, group, lane, scaler)
+        model.register_comm_hook(self, _hook)
+        Losses.__init__(self, group)
 
 
 def promise(

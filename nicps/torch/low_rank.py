@@ -17,9 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
-from nicps.torch.compress import Figures, Losses, Scaler, check_parameter
+from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_parameter
 from nicps.torch.factors import Matrix, exchange, pays
 from nicps.torch.staging import as_float32, write_back
+
+_STEPS = "steps of the warm-up"  # no parameter's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,18 @@ class _Bucket:
 
 
 class WarmStart:
-    """What all ranks have alike: the Q of each matrix. A part of `nicps.torch.State`, for ranks that come late."""
+    """What all ranks have alike. A part of `nicps.torch.State`, for ranks that come late.
+
+    Attributes: `steps` of the warm-up so far.
+    """
 
     def __init__(self, matrices: dict[str, Matrix]) -> None:
-        self._matrices = matrices
+        self._matrices, self.steps = matrices, 0
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Float32 (rank, columns) by the parameter's name. Between steps only."""
-        return {name: matrix.start.clone() for name, matrix in self._matrices.items()}
+        """The Q of each matrix, float32 (rank, columns), by the parameter's name; and `steps`. Between steps only."""
+        found = {name: matrix.start.clone() for name, matrix in self._matrices.items()}
+        return {**found, _STEPS: torch.tensor(self.steps)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on with what `state_dict` gave. Between steps only.
@@ -48,7 +54,9 @@ class WarmStart:
         Raises:
             UsageProblem: it is that of another model or rank.
         """
-        _load(state, {name: matrix.start for name, matrix in self._matrices.items()}, "Q")
+        into = {name: matrix.start for name, matrix in self._matrices.items()}
+        _load({name: start for name, start in state.items() if name != _STEPS}, into, "Q")
+        self.steps = int(state.get(_STEPS, 0))
 
 
 class LowRank(Losses):
@@ -56,7 +64,8 @@ class LowRank(Losses):
 
     The error belongs to a parameter, since DDP makes its buckets anew after the first step. Each rank has its own.
 
-    Attributes: as `Losses`; `rank` of the factors; `warm_start`; `figures`, whose seconds are those of the hook.
+    Attributes: as `Losses`; `rank` of the factors; `warm_start`; `figures`, whose seconds are those of the hook, and in
+    the warm-up as `Averaging` has them.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class LowRank(Losses):
         group: Group,
         rank: int,
         scaler: Scaler | None = None,
+        warmup_steps: int = 0,
     ) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise UsageProblem(f"rank must be a whole number from 1 on, not {rank!r}")
@@ -84,6 +94,11 @@ class LowRank(Losses):
         self._open: list[_Bucket] = []
         self._waiting: list[torch.futures.Future[None]] = []
         self._failure: Exception | None = None
+        self._warmup_steps = warmup_steps
+        self._warmup = Averaging(model, group, "i8", scaler) if warmup_steps > 0 else None
+        self._left: dict[
+            int, torch.Tensor
+        ] = {}  # by parameter's id, what the warm-up has left over
         self.rank, self.figures = rank, Figures()
         self.warm_start = WarmStart(self._matrices)
         model.register_comm_hook(self, hook)
@@ -92,9 +107,13 @@ class LowRank(Losses):
     # ---- with a checkpoint
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """`start`, which all ranks have alike, and this rank's `error`, as of a loss scale of 1. Between steps only."""
+        """`start`, which all ranks have alike, and this rank's `error`, as of a loss scale of 1. Between steps only.
+
+        In the warm-up also this rank's `residual`.
+        """
         error = {name: matrix.error / self._scale for name, matrix in self._matrices.items()}
-        return {"start": self.warm_start.state_dict(), "error": error}
+        found = {"start": self.warm_start.state_dict(), "error": error}
+        return found if self._warmup is None else {**found, "residual": self._warmup.state_dict()}
 
     def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
         """Go on with what `state_dict` gave. Between steps only.
@@ -105,16 +124,23 @@ class LowRank(Losses):
         errors = {name: matrix.error for name, matrix in self._matrices.items()}
         self.warm_start.load_state_dict(state["start"])
         _load(state["error"], errors, "error")
+        if self._warmup is not None:
+            self._warmup.load_state_dict(state.get("residual", {}))
         self._scale = 1.0
 
     # ---- a step
 
     def add(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket. With the last one all factors are exchanged, and the futures of all buckets are done."""
+        if self._warmup is not None and self.warm_start.steps < self._warmup_steps:
+            self._warmup.figures = self.figures
+            self.warm_start.steps += bucket.is_last()
+            return self._warmup.average(bucket)
         began = time.monotonic()
         if bucket.index() == 0:
             self._open, self._waiting, self._failure = [], [], None
             self._follow_scale()
+            self._end_warmup()
         buffer = bucket.buffer()
         base: torch.futures.Future[None] = torch.futures.Future()
         done = base.then(callback(lambda: self._finish(buffer)))
@@ -139,12 +165,24 @@ class LowRank(Losses):
                 matrix.error.mul_(scale / self._scale)
             self._scale = scale
 
+    def _end_warmup(self) -> None:
+        """What is left over of its rounding is added to the gradients of this step, the first with factors."""
+        self._left = {}
+        if self._warmup is None:
+            return
+        residuals, self._warmup = self._warmup.state_dict(), None
+        for name, parameter in self._model.module.named_parameters():
+            if name in residuals:
+                self._left[id(parameter)] = residuals[name].mul_(self._scale)
+
     def _split(self, bucket: GradBucket, buffer: torch.Tensor) -> _Bucket:
         wide = as_float32(buffer)
         matrices, rest, at = [], [], 0
         for parameter in bucket.parameters():
             here = wide[at : at + parameter.numel()]
             at += len(here)
+            if (left := self._left.get(id(parameter))) is not None:
+                here.add_(left)
             matrix = self._by_id.get(id(parameter))
             if matrix is None:
                 rest.append(here)

@@ -279,6 +279,33 @@ def test_all_factors_go_in_two_rounds_whatever_the_buckets() -> None:
     torch.testing.assert_close(several[0][1][0][:70], mean[:70])  # a bias, as it is
 
 
+def test_in_the_warmup_gradients_are_averaged_in_lanes() -> None:
+    """What their rounding leaves over goes with the first factors: nothing of a bias is lost."""
+
+    def program(group: Group) -> Any:
+        counted: list[int] = []
+        call = group.all_reduce
+        group.all_reduce = lambda v, *a: counted.append(len(v)) or call(v, *a)  # type: ignore
+        model = Wrapped()
+        handle = LowRank(model, group, 2, None, 2)
+        found = [model.backward(flat_of(k, group.rank), n) for k, n in enumerate((4, 1, 2))]
+        assert len(counted) == 2, "the first factors are of the third step"
+        late = LowRank(Wrapped(), group, 2, None, 2)
+        late.warm_start.load_state_dict(handle.warm_start.state_dict())
+        assert late.warm_start.steps == 2
+        return found
+
+    ranks = together(Meeting(3), program)
+    for k in range(3):
+        assert all(torch.equal(found[k], ranks[0][k]) for found in ranks)
+    means = [sum(flat_of(k, rank) for rank in range(3)) / 3 for k in range(3)]
+    for k in range(2):
+        torch.testing.assert_close(ranks[0][k], means[k], atol=0.1, rtol=0)
+        assert not torch.allclose(ranks[0][k], means[k], atol=1e-4, rtol=0)
+    whole = sum(ranks[0]) - sum(means)
+    torch.testing.assert_close(whole[:70], torch.zeros(70), atol=1e-5, rtol=0)
+
+
 def test_buckets_of_a_gpu_go_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = stage(monkeypatch)
 
@@ -294,19 +321,20 @@ def test_buckets_of_a_gpu_go_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch)
     assert copied == [torch.float32] * 8  # two buckets of each rank, there and back
 
 
-def test_a_checkpoint_goes_on_where_it_was() -> None:
+@pytest.mark.parametrize("warmup_steps", [0, 1, 2, 3])
+def test_a_checkpoint_goes_on_where_it_was(warmup_steps: int) -> None:
     def program(group: Group) -> Any:
         model, other = Wrapped(), Wrapped()
-        handle = LowRank(model, group, 2)
+        handle = LowRank(model, group, 2, None, warmup_steps)
         model.backward(flat_of(0, group.rank), 1)
         saved = {k: {n: t.clone() for n, t in v.items()} for k, v in handle.state_dict().items()}
-        first = model.backward(flat_of(1, group.rank), 1)
-        again = LowRank(other, group, 2)
+        first = [model.backward(flat_of(k, group.rank), 1) for k in (1, 2)]
+        again = LowRank(other, group, 2, None, warmup_steps)
         again.load_state_dict(saved)
-        second = other.backward(flat_of(1, group.rank), 1)
+        second = [other.backward(flat_of(k, group.rank), 1) for k in (1, 2)]
         with pytest.raises(UsageProblem, match="that of another model or rank"):
             LowRank(Wrapped(), group, 1).load_state_dict(saved)
-        return torch.equal(first, second)
+        return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
     assert together(Meeting(2), program) == [True, True]
 
