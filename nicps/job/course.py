@@ -48,7 +48,8 @@ class Course:
         self.plan = plan
         self.unit = plan.unit  # the next training round's, which the next phase begins with
         self.fragments = 0  # of a gradient, once the training program has told the model's size
-        self.stopping = False
+        self._stop = found.stop if found is not None else None
+        self.stopping = self._stop is not None
         self.choice = Choice(plan, node, found)
         self.joiners = Joiners(plan, node)
         self._unit_of = Exchange.BROADCAST  # the exchange that `unit` is for
@@ -71,7 +72,6 @@ class Course:
         self._alarm: str | None = None  # the reason to save the model after the batch, and to stop
         self._cancelled = False  # a user has asked for that
         self._saving = False  # it is being saved
-        self._stop: Phase | None = None
 
     # ---- events
 
@@ -99,6 +99,8 @@ class Course:
             if over and phase is not None and phase.settings["purpose"] == "job":
                 self.waits = True  # a course that is able goes on
                 return []
+            if node.number in node.learners and not view.live <= node.learners:
+                return [RebuildView(())]  # a member that has the state leads the next view
             lacks = "has the model's state" if node.learners else "has the whole job"
             lost = f"nobody is left who {lacks}"
             return self.stop(f"{self._crash}; {lost}" if self._crash else lost)

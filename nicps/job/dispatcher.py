@@ -116,6 +116,7 @@ class Dispatcher:
             case protocol.Answered():
                 orders = lead.course.host_answered(action) if lead else []
             case protocol.Called(job):
+                roles.stopped = None
                 if (group := UnderWay.read(job)) is not None:
                     self._out.append(GroupCalled(group))
                 called = part is not None and part.id == job != roles.declined
@@ -229,6 +230,8 @@ class Dispatcher:
         roles.publisher.trouble = roles.publisher.other_job = ""
         # The network that this host was about to start is there; if it was evicted, it comes back to it.
         self.node.busy = False
+        if not self.node.open_round:  # of another job
+            roles.stopped = None
         orders: Orders = [
             DropFragments(),  # those of the view before
             EnterView(view, action.number),

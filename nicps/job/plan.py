@@ -322,7 +322,7 @@ class Found:
     after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
     counted; `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed
     here. `crash`: what ended this host's last training program, if one has crashed. `servers`: of the last training
-    phase, by rank. `channels`: the plan of that phase.
+    phase, by rank. `channels`: the plan of that phase. `stop`: how the job has ended already, at this host.
     """
 
     able: bool
@@ -334,3 +334,4 @@ class Found:
     crash: str = ""
     servers: tuple[int, ...] = ()
     channels: tuple[ChannelPlan, ...] = ()
+    stop: Phase | None = None

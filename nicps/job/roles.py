@@ -12,6 +12,7 @@ from typing import Any
 from nicps import wire
 from nicps.errors import JobFailed, NicpsError
 from nicps.exchange import Exchange
+from nicps.job import plan as phases
 from nicps.job.actions import (
     CloseJob,
     CloseSubmission,
@@ -65,6 +66,8 @@ class Roles:
     """This host's roles in the job that is here.
 
     Attributes: `part`, `lead` and `submission`, the roles. `declined`, the job that this host has left to the others.
+    `stopped`, the STOP with which the last job has ended here, as far as this host knows it, until it comes to a job
+    again.
     """
 
     def __init__(self, settings: LifeSettings, node: Node, tasks: Tasks) -> None:
@@ -74,6 +77,7 @@ class Roles:
         self.lead: Lead | None = None
         self.submission: Submission | None = None
         self.declined = ""
+        self.stopped: Phase | None = None
         self._left_group = False  # the last part was in a group that goes on without this host
         self._programs, self._streams = itertools.count(1), itertools.count(1)
         self._submissions = itertools.count(1)
@@ -123,7 +127,7 @@ class Roles:
         if not is_run_name(job_id):
             raise JobFailed(f"{job_id!r} is not a valid run name")
         orders: Orders = []
-        self._left_group = False
+        self._left_group, self.stopped = False, None
         if self.part is not None:
             orders += self.end_part("another job has begun")
         if self.submission is not None and self.submission.job_id != job_id:
@@ -223,6 +227,7 @@ class Roles:
             crash=one_line(part.programs.crash) if part is not None else "",
             servers=part.served.servers if part is not None else (),
             channels=part.channels if part is not None else (),
+            stop=self.stopped,
         )
         orders.append(Log("this host leads the job from now on"))
         self._drop_lead()
@@ -289,11 +294,12 @@ class Roles:
         how = "is done" if done else "was stopped"
         said = f"the job {how} while this host was not heard; {lead} led it"
         said = f"{crash}; {said}" if crash and not done else said
+        self.stopped = phases.stop(None if done else f"{lead} has stopped it")
         return self._end_job_of_another_lead({"ok": done}, said, lead)
 
     def end_others_job(self, stop: Phase) -> Orders:
         """The job has ended, and is not led from here."""
-        settings = stop.settings
+        self.stopped, settings = stop, stop.settings
         ok, message = settings.get("ok"), str(settings.get("message", ""))
         saved = bool(settings.get("saved"))
         launched = self._launch_script() if ok else []

@@ -47,6 +47,11 @@ class Installation:
         self.ending = wire.Ending.NONE  # of the view's job
 
     @property
+    def unit(self) -> int:
+        """log2 of the unit of the round that is open as the view begins."""
+        return self._successor.unit
+
+    @property
     def missing(self) -> frozenset[int]:
         """Who is in, and has not answered."""
         return self.view.live - self.installed

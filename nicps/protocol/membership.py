@@ -212,7 +212,8 @@ class Membership:
             rounds = (*first, decided, learns, tuple(others))
             saves = ring.saves_open and first[1]
             standing = Standing(ring.phase.number, *rounds, saves, ring.saved_before)
-        return Place(standing, self._rings.by_phase())
+        unit = self.installation.unit if self.installation is not None else 0
+        return Place(standing, self._rings.by_phase(), unit)
 
     def _seed(self) -> bytes:
         return b"".join(self._nonce().to_bytes(8, "big") for _ in range(2))

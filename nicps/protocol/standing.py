@@ -76,7 +76,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this member stands, and the rings that it is in or prepared for, by the numbers of their phases."""
+    """Where this member stands, and the rings that it is in or prepared for, by the numbers of their phases.
+
+    `unit`: of the open round, as the view began.
+    """
 
     standing: Standing
     rings: Mapping[int, Ring]
+    unit: int = 0

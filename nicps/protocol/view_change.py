@@ -366,7 +366,8 @@ class ViewChange:
             follows=0 if joiners else follows,
             phase=max(max(s.decided, s.phase) for s in standings.values()) + 1,
             round=rounds[0],
-            unit=ring.unit_of(rounds[0]) if ring is not None else 0,
+            # Without a ring this member has come late to the view. It has marked nothing: no round was committed in it.
+            unit=ring.unit_of(rounds[0]) if ring is not None else place.unit,
             seed=self._seed(),
             others=tuple(rounds[1:]),
             saves=any(standing.saves_before(follows, rounds[0]) for standing in standings.values()),

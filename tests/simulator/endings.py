@@ -28,6 +28,9 @@ def why_not(lead: Host, reason: str) -> str:
         r"cancelled on (\w+)(, and the model could not be saved: .*)?", reason
     ):
         return _cancelled(lead, found[1], found[2] or "")
+    if "has stopped it" in reason:
+        over = any(h.job_over for h in lan.hosts if h is not lead)
+        return "" if over else "it goes on at all others"
     named = [h for h in lan.hosts if reason.startswith(f"{h.node.name}: ") or h is lead]
     if "told to believe" in reason:
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"

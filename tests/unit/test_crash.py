@@ -11,8 +11,9 @@ import pytest
 
 from nicps.agent.crash import describe_end, name_log
 from nicps.agent.process import Child, User
+from nicps.job import plan as phases
 from nicps.job.course import Course
-from nicps.job.orders import Decide
+from nicps.job.orders import Decide, RebuildView
 from nicps.job.plan import Found, Plan
 from nicps.protocol import View
 from tests.netns.labs import until
@@ -70,3 +71,25 @@ def test_a_lead_that_lost_the_state_in_a_crash_says_so(crash: str, said: str) ->
     course = Course(Plan("job", 8, 16, alarm_below=0.0), spot, found)
     (stop,) = (o.phase for o in course.view_installed(view) if isinstance(o, Decide))
     assert stop.settings["message"] == f"{said}nobody is left who has the model's state"
+
+
+def test_a_lead_that_has_no_state_leaves_the_job_to_a_member_that_has() -> None:
+    """It had promised the view before it heard that the job is over, and was put into it afterwards."""
+    view = View(3, MEMBERS, frozenset({1, 2}), 1)
+    found = Found(able=False, trained=False, finishing=False)
+    for learners in (frozenset({1}), frozenset({1, 2})):
+        spot = FakeNode(view=view, learners=learners)
+        orders = Course(Plan("", 1, 8), spot, found).view_installed(view)
+        assert (RebuildView(()) in orders) is (learners == {1})
+        assert any(isinstance(order, Decide) for order in orders) is (learners == {1, 2})
+
+
+def test_a_host_that_leads_once_the_job_has_ended_there_ends_it_for_the_others() -> None:
+    """With the words of the lead that has stopped it."""
+    view = View(3, MEMBERS, frozenset({1, 2}), 1)
+    stop = phases.stop("cancelled on h3", alarm=True, cancelled=True)
+    found = Found(able=False, trained=False, finishing=False, stop=stop)
+    spot = FakeNode(view=view, learners=frozenset({1}))
+    course = Course(Plan("", 1, 8), spot, found)
+    assert [o for o in course.view_installed(view) if isinstance(o, Decide)] == [Decide(stop)]
+    assert course.stopping

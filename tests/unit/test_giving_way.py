@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nicps import wire
 from nicps.protocol import Narrow, SendFragments
 from nicps.protocol.exchange.giving_way import GivingWay, LineFigures
 from nicps.protocol.exchange.windows import Window
@@ -266,6 +267,28 @@ def test_however_long_it_waits_it_asks_at_the_usual_intervals_at_the_most(behind
         found = [a for a in two.bulk.advance(now) if isinstance(a, SendFragments) and a.asks]
         asked += [now] * bool(found)
     assert max(b - a for a, b in pairwise(asked)) <= 25 * TIMINGS.repeat_s + 1e-9
+
+
+def test_members_that_wait_behind_a_small_window_are_neither_asked_about_nor_named() -> None:
+    """Member 4 has not converted a lane of its own stripe. Member 1 has sent one fragment to it, and waits for its sum.
+
+    That is so as well where this member has all of the urgent round, and its own window is whole.
+    """
+    two, token = Two(), closed(1, 2, 4)
+    two.kernel.sums, two.kernel.next_[1] = set(range(2 * STRIPE)), STRIPE
+    two.urgent.on_token(0.0, closed(1, 2, 4))
+    two.bulk.advance(0.001)
+    now = two.bulk.deadline()
+    assert only(two.bulk.advance(now)).ranges == ((2 * STRIPE, 1),)
+    two.urgent_ends()
+    two.bulk.advance(now)
+    while not (lacks := two.bulk.take_report(now, token)):
+        for index, absent in ((2 * STRIPE, 0b1000), (2 * STRIPE + 1, 0b1001)):
+            body = wire.Lacking(absent, index, FRAGMENTS, 1, 16, 0, -40)
+            two.bulk.on_lacking(now, body)
+        now = two.bulk.deadline()
+        two.bulk.advance(now)
+    assert lacks == {4: 1}
 
 
 def test_what_a_round_took_is_known_once_its_sums_are_here() -> None:

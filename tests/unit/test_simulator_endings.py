@@ -8,6 +8,7 @@ import math
 import pytest
 
 from nicps import wire
+from nicps.exchange import Exchange
 from nicps.protocol import Action, Joiner, NodeState, Prepare
 from tests.simulator import schedules
 from tests.simulator.checks import Checks
@@ -162,3 +163,9 @@ def test_a_lead_pauses_after_it_has_stopped_the_job(seed: int) -> None:
 def test_the_program_that_says_its_last_word_is_not_the_next_one() -> None:
     """A kill comes while the agent takes a program's word; the next program has been started, and goes on."""
     assert run(range(502401, 502402))
+
+
+def test_a_host_that_knows_of_the_end_comes_to_lead() -> None:
+    """It had promised the view before it heard that the job was over. One member still trains."""
+    seed = 1300761
+    assert run(range(seed, seed + 1), exchange=Exchange.STRIPES) == {"stopped": 1}

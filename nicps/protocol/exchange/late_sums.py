@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -63,21 +64,22 @@ class LateSums:
                 late |= self._late_in(stripe, index, members, only=only)
         return late
 
-    def count(self, stripes: Sequence[Window], members: int, probes: int) -> Lacks:
+    def count(self, stripes: Sequence[Window], members: int) -> Lacks:
         """Count the sums that this member has requested and not received, by the host that is to blame.
 
-        That is each member whose contribution is missing, or an aggregator that does not answer.
+        That is each member whose contribution is missing, or an aggregator that does not answer. Contributions count
+        to the first missing sum of a stripe, and to those that later ones have overtaken: every window reaches these,
+        however small it is. Members that wait for the first one themselves have not sent what is behind it.
 
         Args:
             members: the list, a bit a member.
-            probes: how many sums are requested of a stripe of which none arrives.
         """
         lacks = Counter[int]()
         for stripe in stripes:
             if stripe.here == stripe.end:
                 continue
             if stripe.owner == self._number:
-                lacks.update(self._count_here(stripe, members, probes))
+                lacks.update(self._count_here(stripe, members))
             else:
                 lacks.update(self._count_there(stripe))
         return dict(+lacks)  # a report names no host with a count of 0
@@ -119,12 +121,9 @@ class LateSums:
             return {stripe.owner: Late.SUMS}
         return dict.fromkeys(numbers(told), Late.GRADIENT)
 
-    def _count_here(self, stripe: Window, members: int, probes: int) -> Mapping[int, int]:
-        """In this member's own stripe: how many contributions are missing, by member.
-
-        Only up to `probes` sums behind the first missing one: what is behind a window no member has sent yet.
-        """
-        count = min(stripe.here + probes, stripe.end) - stripe.first
+    def _count_here(self, stripe: Window, members: int) -> Mapping[int, int]:
+        """In this member's own stripe: the contributions that are missing, by member."""
+        count = stripe.here + 1 - stripe.first
         return self._receiver.absent(self._round, self._view, stripe.first, count, members)
 
     def _count_there(self, stripe: Window) -> Mapping[int, int]:
@@ -137,12 +136,12 @@ class LateSums:
         missing = self._receiver.missing_sums(*whose, windows.RANGES)
         indices = [index for first, count in missing for index in range(first, first + count)]
         answers, mine = self._answers(stripe), 1 << (self._number - 1)
-        lacks, refused = Counter[int](), 0
-        for index in indices:
+        lacks, refused, answered = Counter[int](), 0, False
+        for index in indices[: bisect_left(indices, max(stripe.beyond, stripe.here + 1))]:
             absent = answers.get(index, 0)
             lacks.update(numbers(absent & ~mine))
             refused += bool(absent & mine) and index < stripe.sent
+            answered |= index in answers
         if self._central and refused:
             return {stripe.owner: refused}
-        answered = any(index in answers for index in indices)
         return lacks if answered else {stripe.owner: len(indices)}

@@ -331,7 +331,7 @@ class StripesExchanger(Exchanger):
         """By `LateSums`, of the sums that are asked for and do not come."""
         if not self._progress.take_report(now) or self._striped is None:
             return {}
-        return self._late.count(self._stripes, self._striped.members, self._probes)
+        return self._late.count(self._stripes, self._striped.members)
 
     def owns_ready(self, token: TokenState) -> bool:
         """`ready` counts samples throughout."""
@@ -344,11 +344,6 @@ class StripesExchanger(Exchanger):
         """This member contributes to the open round."""
         striped = self._striped
         return striped is not None and bool(striped.members >> (self._number - 1) & 1)
-
-    @property
-    def _probes(self) -> int:
-        """Sums to ask for where none of a stripe comes. Nobody has contributed to what is behind a window."""
-        return min(windows.PROBES, self._way.size)
 
     def _remainders(self, alone: bool) -> tuple[int, int]:
         """The view of the round whose remainders a switch adds to the open one, and how many rounds before it was."""
@@ -408,10 +403,10 @@ class StripesExchanger(Exchanger):
         """The sums to ask for.
 
         The window that the agent sends waits in the host's queue. What the kernel sends by XDP_TX, as sums come, does
-        not: so nearly a window may overtake one that is not lost.
+        not: so nearly a window may overtake one that is not lost. Nobody has contributed to what is behind a window.
         """
-        overtake = self._way.size - 1
-        return stripe.find_lost(now, self._round_trip, overtake, self._missing, self._probes)
+        overtake, probes = self._way.size - 1, min(windows.PROBES, self._way.window(stripe.owner))
+        return stripe.find_lost(now, self._round_trip, overtake, self._missing, probes)
 
     def _watch(self, now: float, stripe: Window) -> None:
         """The own stripe: whoever has not contributed asks for its sums, and hears so."""
