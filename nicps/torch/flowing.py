@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from nicps.torch.parts import Part
 
 #: The group's channel of parts on channel 0 of the plan; before it there is that of all other calls.
 FIRST = 1
-#: Whose step has gradients to come. Parts of two models in turn would be in another order at a rank that measures, as
-#: there they go out one after the other.
-_in_backward: WeakKeyDictionary[Group, Flowing] = WeakKeyDictionary()
 
 
 class Times(NamedTuple):
@@ -77,7 +73,7 @@ class Flowing:
         self._whole: dict[int, tuple[Array, Future[Any]]] = {}  # not gone out yet
         self._left = 0  # parts of this step that are not means yet
         self._given = 0  # parts of it that are whole
-        self._in_series = False
+        self._in_series, self._cut_short = False, False
         self._lines: list[_Line] = []
 
     def residuals(self) -> dict[str, Array]:
@@ -95,17 +91,19 @@ class Flowing:
         """A part's gradients are whole: what `nicps.torch.pending.PendingSteps` offers.
 
         Raises:
-            UsageProblem: a step of another model has begun, and is not whole.
+            UsageProblem: the step was cut short (`settle`).
         """
         mean = Future[Any]()
         if not self._left:
-            self._take_turn()
+            # Parts of another model that wait for their turn go first.
+            for settle in tuple(self._group.before_all):
+                settle()
         with self._lock:
+            if self._cut_short:
+                raise _unfinished()
             if not self._left:
                 self._begin()
             self._given += 1
-            if self._given == len(self._parts):
-                _in_backward.pop(self._group, None)
             self._whole[part.index] = vector.numpy(), mean
             for line in self._lines:
                 if part.index in line.indices:
@@ -113,28 +111,38 @@ class Flowing:
         return mean
 
     def settle(self) -> None:
-        """Wait until all parts that are whole have gone out: a call on all channels must come behind them at all ranks,
-        and at this one they may go out one after the other.
+        """Wait until all parts that are whole have gone out: a call on all channels, or the first part of another
+        model's step, must come behind them at all ranks, and at this one they may go out one after the other.
+
+        A step some of whose gradients are still to come is cut short, as its backward pass has failed, or goes on to
+        another model: those of its parts that wait for one that is not whole would not be behind that call at all
+        ranks.
         """
+        self.cut_short()
         with self._moved:
             self._moved.wait_for(
                 lambda: not (self._whole and any(line.busy for line in self._lines))
             )
 
-    def close(self) -> None:
-        """No step of another model waits for this one."""
-        if _in_backward.get(self._group) is self:
-            del _in_backward[self._group]
+    def cut_short(self) -> None:
+        """Nothing more of a step goes out whose gradients are not all there.
 
-    def _take_turn(self) -> None:
-        """A step is about to begin: parts of another model that wait for their turn go first."""
-        if _in_backward.setdefault(self._group, self) is not self:
-            raise UsageProblem(
-                "gradients of two models with overlap come in turn in one backward pass: call backward() for each model"
-                " by itself, or wrap both in one DistributedDataParallel"
-            )
-        for settle in tuple(self._group.before_all):
-            settle()
+        Parts whose turn has come on their channel do, as at ranks that let out no part after the other. The others
+        fail.
+        """
+        with self._lock:
+            if not self._left or self._given == len(self._parts):
+                return
+            self._cut_short = True
+            if self._in_series:
+                (line,) = self._lines
+                self._in_series = False
+                self._lines = self._by_channel(line.indices[line.passed :])
+                for line in self._lines:
+                    self._pass_on(line)
+            stuck, self._whole = self._whole, {}
+        for _, mean in stuck.values():
+            mean.set_exception(_unfinished())
 
     def _begin(self) -> None:
         """A step begins."""
@@ -142,13 +150,14 @@ class Flowing:
         self._left, self._given, self._in_series = len(self._parts), 0, self.serial
         self.times = {}
         rear_first = range(len(self._parts))[::-1]
-        if self._in_series:
-            self._lines = [_Line(rear_first)]
-        else:
-            self._lines = [
-                _Line([index for index in rear_first if self._channels[index] == channel])
-                for channel in sorted(set(self._channels))
-            ]
+        self._lines = [_Line(rear_first)] if self._in_series else self._by_channel(rear_first)
+
+    def _by_channel(self, indices: Sequence[int]) -> list[_Line]:
+        """These parts, in a line for each channel."""
+        return [
+            _Line([index for index in indices if self._channels[index] == channel])
+            for channel in sorted(set(self._channels))
+        ]
 
     def _rescale(self, scale: float) -> None:
         if scale != self._scaled:
@@ -195,6 +204,14 @@ class Flowing:
         with self._moved:
             self._pass_on(line)
             self._moved.notify_all()
+
+
+def _unfinished() -> UsageProblem:
+    return UsageProblem(
+        "not all gradients of this step were there when another model with overlap, or a call of all ranks, began: a"
+        " backward pass has failed, or goes through two models in turn: call backward() for each by itself, or wrap"
+        " both in one DistributedDataParallel; after a failure close this handle"
+    )
 
 
 def _gathered(part: Part, residuals: Mapping[str, Array]) -> Array:

@@ -316,7 +316,7 @@ class Overlap(Losses):
         if self._planner is not None:
             self._planner.stop()
         self._group.before_all.remove(run.flowing.settle)
-        run.flowing.close()
+        run.flowing.cut_short()
         run.flag.give_back()
         self._model.__dict__.pop("no_sync", None)
         waited, updating = run.pending.spent

@@ -23,6 +23,7 @@ import numpy as np
 
 from nicps.client import F32, Session
 from nicps.flows import Flows, Part, plan_of
+from nicps.job.checkpoints import STATE
 from nicps.steps import StepEnded
 
 #: Numbers of each part: of channel 0, and of channel 1.
@@ -64,6 +65,10 @@ def main(folder: Path) -> None:
             session.tally(phase.first_round, 1, 0)
             session.decide(phase.first_round, "end")
             rows.append({"round": phase.first_round, "weights_sha256": ""})
+            continue
+        if phase.kind == "save":
+            Path(STATE).write_bytes(weights.tobytes())
+            session.saved(phase.number, step, hashlib.sha256(weights.tobytes()).hexdigest())
             continue
         rounds = [channel.open for channel in phase.channels]
         if len(rounds) != len(flows.plan):

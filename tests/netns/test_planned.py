@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from nicps.collective.feedback import Compressed
+from nicps.errors import Cancelled
+from nicps.wire import FrameType
 from tests.collectives import make
 from tests.netns.labs import ROOT, until
 from tests.netns.members import Keeping, Network, tiny_job
@@ -110,6 +112,59 @@ def test_another_plan(network: Keeping) -> None:
     assert {after - before for before, after in pairwise(rows[:REPLANNED])} == {3}
     assert {after - before for before, after in pairwise(rows[REPLANNED:8])} == {2}
     assert rows[REPLANNED] > rows[REPLANNED - 1] + 2
+
+
+def checked(network: Keeping, steps: int) -> None:
+    """All members are counted in all parts of these steps, with the reference's means and residuals."""
+    reference = Reference(8)
+    for step in range(1, steps + 1):
+        paths = {number: network.kept / f"{number}-{step}.npz" for number in (1, 2, 3)}
+        assert set(map(tuple, reference.check(step, paths).values())) == {(1, 2, 3)}, step
+
+
+@pytest.mark.long
+def test_tokens_are_lost_while_rounds_of_both_channels_are_open(network: Keeping) -> None:
+    """Only channel 0 has a token: what the others wait for are offers and marks."""
+    (network.kept / "hold").write_text("h2 1.1 3")
+    settings = {**SETTINGS, "lane": "i8", "rounds": 8}
+
+    def views() -> list[int]:
+        return [network.status(host)["view"] for host in network.names]  # type: ignore[index]
+
+    with closing(network.submit("h1", tiny_job(network.folder), **settings)) as channel:
+        until((network.kept / "held").exists, "h2 has a part to offer on each channel")
+        before = views()
+        for host in network.names:
+            network.lab.lose_next(host, FrameType.TOKEN, 5)
+        faults = network.lab.faults
+        until(lambda: not any(each.lose_left for each in faults().values()), "all are lost")
+        (network.kept / "hold").unlink()
+        until((network.kept / "1-6.npz").exists, "training goes on")
+        assert views() == before
+        run = network.finished(channel)
+    assert run.result["rounds"] == 8 and run.result["weights_identical"]
+    checked(network, 8)
+
+
+@pytest.mark.long
+def test_a_job_is_cancelled_between_two_commits_of_a_step(network: Keeping) -> None:
+    """The step goes on to its end with all members, and then the state after it is saved."""
+    (network.kept / "hold").write_text("h2 0.2 3")
+    settings = {**SETTINGS, "lane": "i8", "rounds": 8}
+    with closing(network.submit("h1", tiny_job(network.folder), **settings)) as channel:
+        until((network.kept / "held").exists, "h2 has offered all but one part")
+        job = network.status("h1")["job"]  # type: ignore[index]
+        command = network.start("h3", "cancel")
+        until(lambda: "h3 cancels the job" in network.log("h1"), "the lead has heard of it")
+        (network.kept / "hold").unlink()
+        with pytest.raises(
+            Cancelled, match="cancelled on h3; saved after 4 rounds of training in "
+        ):
+            network.finished(channel)
+    assert network.finish(command).code == 0
+    assert (network.place("h1", "runs") / job / "checkpoint" / "checkpoint.npz").exists()
+    checked(network, 4)
+    assert not (network.kept / "1-5.npz").exists()
 
 
 def result_of(network: Network) -> dict[str, Any]:

@@ -147,14 +147,19 @@ class PlannedChecks(Checks):
         if ring is None or not ring.phase.planned:
             super().has_room(host, blocks)
             return
-        if node.changing or node.phase is None or node.phase.number > ring.phase.number:
+        phase = ring.phase
+        channels = [host.at(channel).kernel.stripes for channel in range(phase.channel_count)]
+        makes = part is not None and not part.accumulators.memory.places
+        what = ring, makes, [(stripes.records, stripes.places) for stripes in channels]
+        if what == self._roomy.get(host):
+            return
+        if node.changing or node.phase is None or node.phase.number > phase.number:
             return
         if part is not None and part.accumulators.refused:
             return
-        phase, n = ring.phase, len(ring.phase.aggregators(node.view.live))
-        makes = part is not None and not part.accumulators.memory.places
+        n = len(phase.aggregators(node.view.live))
         for channel, plan in enumerate(phase.channels if n else ()):
-            stripes = host.at(channel).kernel.stripes
+            stripes = channels[channel]
             places = stripes.places.blocks * stripes.places.per_block
             lacks = stripes.records.room < plan.room
             if lacks or (not makes and places < -(-plan.room // n)):
@@ -162,3 +167,4 @@ class PlannedChecks(Checks):
                     f"{node.name} has room for {stripes.records.room} fragments of channel {channel}, and {places}"
                     f" places, for phase {phase.number} with {plan.room}"
                 )
+        self._roomy[host] = what

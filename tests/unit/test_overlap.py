@@ -189,36 +189,90 @@ def test_a_second_model_comes_behind_parts_of_the_first_that_wait_for_their_turn
     assert order == [False] * 3 + [True] * 3
 
 
-def test_gradients_of_two_models_in_turn_are_refused(group: Slow) -> None:
+@pytest.mark.parametrize("scope", ["channels", "queue"])
+def test_gradients_of_two_models_in_turn_are_refused(group: Slow, scope: str) -> None:
     """At a rank that measures their parts would be in another order than at the others."""
     models = [made(sgd) for _ in range(2)]
-    handles = [Overlap(*each, group, Settings(channels=2)) for each in models]
+    handles = [Overlap(*each, group, Settings(channels=2, scope=scope)) for each in models]
     for each in models:
         train(*each, 1)
-    (model, optimizer), (other, _) = models
+    (model, optimizer), second = models
     front, rear = (part.parameters for part in handles[0]._run.flowing._parts)
     optimizer.zero_grad()
     loss = loss_of(model, 1)
     loss.backward(retain_graph=True, inputs=[*rear])
-    with pytest.raises(UsageProblem, match="two models with overlap"):
-        loss_of(other, 1).backward()
-    loss.backward(inputs=[*front])
-    optimizer.step()
-    handles[0].wait()
-    train(model, optimizer, 2, first=2)
-    with pytest.raises(UsageProblem, match="two models with overlap"):
-        handles[1].close()
+    train(*second, 2, first=1)
+    with pytest.raises(UsageProblem, match="goes through two models in turn"):
+        loss.backward(inputs=[*front])
+    train(*second, 2, first=3)
+    handles[1].close()
+    with pytest.raises(UsageProblem, match="goes through two models in turn"):
+        handles[0].close()
+    train(model, optimizer, 1)
 
 
-def test_a_handle_that_is_closed_in_a_backward_pass_holds_up_no_other(group: Slow) -> None:
+@pytest.mark.parametrize("scope", ["channels", "queue"])
+def test_a_backward_pass_that_fails_holds_up_no_other_model(group: Slow, scope: str) -> None:
     models = [made(sgd) for _ in range(2)]
-    handles = [Overlap(*each, group, Settings(channels=2)) for each in models]
+    handles = [Overlap(*each, group, Settings(channels=3, scope=scope)) for each in models]
+    for each in models:
+        train(*each, 1)
+    (model, optimizer), second = models
+    handle = model.module.middle[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(model, optimizer, 1, first=1)
+    handle.remove()
+    plain = made(sgd)
+    train(*plain, 4)
+    train(*second, 3, first=1)
+    assert bits(second[0]) == bits(plain[0])
+    with pytest.raises(UsageProblem, match="has no gradient in this step"):
+        train(model, optimizer, 1, first=2)
+    handles[1].close()
+    with pytest.raises(UsageProblem, match="has no gradient in this step"):
+        handles[0].close()
+
+
+@pytest.mark.parametrize("ends", ["close", "a call of all"])
+def test_parts_of_a_step_that_never_gets_whole(group: Slow, ends: str) -> None:
+    """At a rank that lets parts out one after the other the same of them go out as at the others."""
+    went = []
+    for scope in ("channels", "queue"):
+        model, optimizer = made(sgd)
+        handle = Overlap(model, optimizer, group, Settings("i32", 3, None, scope))
+        train(model, optimizer, 1)
+        front, middle, _ = (part.parameters for part in handle._run.flowing._parts)
+        loss = loss_of(model, 1)
+        group.order.clear()
+        optimizer.zero_grad()
+        loss.backward(inputs=[*front, *middle])
+        if ends != "close":
+            for settle in group.before_all:
+                settle()
+        handle.close()
+        went.append(sorted(group.order))
+        train(model, optimizer, 1)
+    assert went[0] == went[1]
+    assert {channel for channel, _ in went[0]} == {2, 3}
+
+
+def test_a_handle_that_is_closed_in_a_backward_pass_waits_for_no_part_that_cannot_go_out(
+    group: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part waits for the one behind it on its channel, in vain."""
+    monkeypatch.setattr("nicps.torch.shares._LEAST_OPEN", 1)
+    models = [made(sgd) for _ in range(2)]
+    handles = [Overlap(*each, group, Settings(cuts=(4,))) for each in models]
     for each in models:
         train(*each, 1)
     model, optimizer = models[0]
+    (_, (_, front), (_, behind), *_) = handles[0].plan
+    assert front == behind
     optimizer.zero_grad()
-    loss_of(model, 1).backward(inputs=[*handles[0]._run.flowing._parts[-1].parameters])
-    handles[0].close()
+    part = handles[0]._run.flowing._parts[1]
+    loss_of(model, 1).backward(inputs=[*part.parameters])
+    with pytest.raises(UsageProblem, match="not all gradients of this step"):
+        handles[0].close()
     train(*models[1], 2, first=1)
     handles[1].close()
 

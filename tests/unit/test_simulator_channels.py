@@ -6,6 +6,7 @@ A seed that fails names itself: `python -m tests.simulator --seed N --channels -
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from nicps.protocol.open_round import OpenRound
 from nicps.protocol.step import Step
 from nicps.protocol.token import TokenState
 from tests.simulator import channel_lan
+from tests.simulator.places import StripeFrame
 from tests.simulator.schedules import Violation
 
 pytestmark = pytest.mark.unit
@@ -26,10 +28,14 @@ pytestmark = pytest.mark.unit
 
 def run(seeds: Sequence[int]) -> None:
     for seed in seeds:
-        try:
-            channel_lan.finish(channel_lan.lan_of(seed))
-        except Violation as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        finish(channel_lan.lan_of(seed))
+
+
+def finish(lan: channel_lan.ChannelLan) -> None:
+    try:
+        channel_lan.finish(lan)
+    except Violation as error:
+        raise AssertionError(f"seed {lan.seed}: {error}") from error
 
 
 @pytest.mark.short("0")
@@ -52,6 +58,31 @@ def test_a_seed_is_the_same_twice() -> None:
         channel_lan.finish(lan)
         digests.add(lan.digest.hexdigest())
     assert len(digests) == 1
+
+
+@pytest.mark.short("0")
+@pytest.mark.parametrize("first", [0, 4])
+def test_bulk_loses_frames_while_urgent_channels_lose_none(first: int) -> None:
+    """What is more urgent goes on, and no channel waits for ever."""
+    for seed in range(first, first + 4):
+        lan = channel_lan.lan_of(seed)
+        lost = lose_bulk(lan)
+        finish(lan)
+        assert lost, seed
+
+
+def lose_bulk(lan: channel_lan.ChannelLan) -> list[StripeFrame]:
+    """One of 20 frames of channel 0 from now on; they are in the list."""
+    rng, pass_on, lost = random.Random(lan.seed), lan.stripe, list[StripeFrame]()
+
+    def stripe(sender: Any, frame: StripeFrame, when: float, **how: Any) -> None:
+        if getattr(sender, "channel", 0) or rng.random() >= 0.05:
+            pass_on(sender, frame, when, **how)
+        else:
+            lost.append(frame)
+
+    lan.stripe = stripe  # type: ignore[method-assign]
+    return lost
 
 
 def test_a_member_that_commits_as_a_view_comes_may_not_know_that_the_lead_saves() -> None:

@@ -131,7 +131,7 @@ def test_areas_of_a_plan_before_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(sizes, rooms=()) if sum(sizes.rooms) <= self.memory.room else sizes
 
     monkeypatch.setattr(Accumulators, "_lacks", wrong)
-    finds(3, "has room for")
+    finds(4, "has room for")
 
 
 def test_a_lead_that_forgets_that_it_saves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
