@@ -112,11 +112,11 @@ class Narrow(Network):
 
 @pytest.mark.long
 def test_urgent_sums_leave_the_share_that_the_agents_were_given() -> None:
-    """Sums without a pause beside a large one: with a share of a twentieth far fewer are made."""
+    """Sums without a pause beside a large one: with a share of a hundredth far fewer are made."""
     with Narrow(2, arguments=("--silence", "20")) as network:
         network.up()
         counts = []
-        for share in ("0.9", "0.05"):
+        for share in ("0.9", "0.01"):
             for host in network.names:
                 network.end(host, signal.SIGTERM)
                 network.join(host, "--urgent-share", share)
