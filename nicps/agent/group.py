@@ -93,7 +93,7 @@ class Groups:
     def forget(self, peer: Peer) -> None:
         """A connection has ended."""
         if self._waiting is not None and self._waiting.peer is peer:
-            self._stop_waiting()
+            self._stop_waiting("its program has gone")
 
     def tick(self) -> None:
         """Make the program a member if its group is here; otherwise let the group form."""
@@ -135,7 +135,8 @@ class Groups:
         begins no group, which would be one of this host alone if the others go on.
         """
         if (now := self._driver.now) < self._in_job + _ENDING_S:
-            self._driver.carry_out(self._driver.life.withdraw_group(now)[0])
+            reason = f"{other} is under way, perhaps only until all have heard of its end: it asks again"
+            self._driver.carry_out(self._driver.life.withdraw_group(now, reason)[0])
             waiting.begins_at = now + _AGAIN_S
             return
         group, wanted = UnderWay.read(other), waiting.wanted
@@ -147,7 +148,7 @@ class Groups:
         )
 
     def _tell_late(self, waiting: _Waiting, members: int) -> None:
-        self._stop_waiting()
+        self._stop_waiting("it is under way, and the program comes into it")
         waiting.peer.post(Late(members))
 
     def _watch_calls(self, waiting: _Waiting) -> None:
@@ -157,8 +158,8 @@ class Groups:
             waiting.heard = now
         elif now >= waiting.heard + _UNHEARD_S:
             raise NetworkProblem(
-                f"group {waiting.wanted.name!r} is not under way (any more) on this network: start the program again"
-                " on every host"
+                f"nothing was heard of group {waiting.wanted.name!r} for {_UNHEARD_S:.0f} s: if it has ended, start the"
+                " program again on every host; if it goes on elsewhere, this host does not hear its lead"
             )
 
     @property
@@ -202,23 +203,23 @@ class Groups:
         self._program.attach(waiting.peer.channel)
 
     def _give_up(self, waiting: _Waiting) -> None:
-        found = self._stop_waiting()
         wanted = waiting.wanted
+        found = self._stop_waiting(f"not all have come within {wanted.timeout_s:g} s")
         there = f": found {', '.join(found)}" if found else ""
         raise NetworkProblem(
             f"group {_text(wanted.name, wanted.size)} has not formed within {wanted.timeout_s:g} s{there}; start the"
             " program on every host, with the same name and size"
         )
 
-    def _stop_waiting(self) -> tuple[str, ...]:
+    def _stop_waiting(self, reason: str) -> tuple[str, ...]:
         self._waiting = self._driver.life.comes_late = None
-        actions, found = self._driver.life.withdraw_group(self._driver.now)
+        actions, found = self._driver.life.withdraw_group(self._driver.now, reason)
         self._driver.carry_out(actions)
         return found
 
     def _refuse(self, waiting: _Waiting, error: NicpsError) -> None:
         if self._waiting is waiting:
-            self._stop_waiting()
+            self._stop_waiting(str(error))
         waiting.peer.refuse(error)
 
 

@@ -25,6 +25,11 @@ _MOST_REPORT = 1200  # bytes
 _START_S = 15.0  # for the first sign of life of every host
 _KILL_LIMIT_S = 10.0  # for the others' scripts to end
 _FORMS_S = 10.0  # for all scripts to come to the group for which the first one waits
+_COMES_S = 30.0  # for any script to come to a group; it may need none
+_NONE_CAME = (
+    f"no script has come to a group of nicps within {_COMES_S:.0f} s. If the scripts wait for one, they have another"
+    " backend, or lack `import nicps.torch`, and wait for each other at MASTER_ADDR: at localhost for ever"
+)
 
 
 @dataclass(slots=True)
@@ -100,6 +105,7 @@ class Started:
         self._ends: NicpsError | None = None
         self._ends_by = 0.0
         self._formed = self._warned = False
+        self._came = False  # a script has come to a group or to its end, or the command was told that none has
         self._waits_since: float | None = None  # a script waits for its group
 
     @property
@@ -167,6 +173,10 @@ class Started:
             *([self._name] if forming else []),
             *(each.name for each in self._others.values() if each.waits),
         }.difference(self._found)
+        self._came |= bool(waiting or self._found) or self._formed or self._ends is not None
+        if not self._came and now > self._began + _COMES_S:
+            self._came = True
+            self._warn(_NONE_CAME)
         if not waiting or self._formed or self._ends is not None:
             self._waits_since = None
             return False

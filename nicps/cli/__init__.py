@@ -117,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, unknown = parser.parse_known_args(arguments)
         if unknown:
             after = ": a script's arguments go after --" if "--script" in own else ""
+            if _command(own) == "run":
+                after = ": a script's arguments go after the script"
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{after}")
         run = cast(Callable[[argparse.Namespace], int], options.func)
         code = run(options)

@@ -17,14 +17,14 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: argparse.ArgumentParser, whose: str = "job") -> None:
     """`--data`, the path of a job's data. A path that does not exist is refused, even if the job needs no data."""
     parser.add_argument(
         "--data",
         type=_existing,
         default=os.environ.get("NICPS_DATA") or None,
         metavar="PATH",
-        help="where the job finds its data ($NICPS_DATA)",
+        help=f"where the {whose} finds its data ($NICPS_DATA)",
     )
 
 

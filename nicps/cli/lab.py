@@ -133,7 +133,7 @@ def add_parser(subparsers: Any) -> None:
         type=Path,
         help="no job, but a script on every host (`nicps run`)",
     )
-    add_data(command)
+    add_data(command, "job or script")
     command.add_argument(
         "--set",
         dest="settings",

@@ -16,7 +16,7 @@ import orjson
 from nicps.cli.arguments import add_data, add_socket
 from nicps.cli.submit import show
 from nicps.errors import JobFailed, NetworkProblem, NotKept, UsageProblem
-from nicps.session.channel import Channel
+from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import connect, follow, submit
 from nicps.session.events import Launched, Output, Preparing
 from nicps.session.messages import Result, Submit
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run", help="start a script on all hosts", description=DESCRIPTION
     )
-    add_data(parser)
+    add_data(parser, "script")
     parser.add_argument(
         "--network",
         action="store_true",
@@ -112,16 +112,30 @@ def _run(args: argparse.Namespace, script: Path, file: IO[bytes] | None) -> int:
 
 
 def _follow(channel: Channel, lines: _Lines) -> Mapping[str, Any]:
-    """Show what comes of the run, until its result."""
-    for message in follow(channel):
-        if isinstance(message, Output):
-            lines.add(message.host, message.stream, message.text)
-        elif isinstance(message, Launched):
-            print(f"nicps: {message.job_id} on {', '.join(message.hosts)}", file=sys.stderr)
-        elif isinstance(message, Result):
-            return message.result
-        elif not isinstance(message, Preparing):  # a script's folder is only packed
-            show(message)
+    """Show what comes of the run, until its result.
+
+    Raises:
+        NetworkProblem: the agent was killed while scripts were under way.
+    """
+    name = ""
+    try:
+        for message in follow(channel):
+            if isinstance(message, Output):
+                lines.add(message.host, message.stream, message.text)
+            elif isinstance(message, Launched):
+                name = message.job_id
+                print(f"nicps: {name} on {', '.join(message.hosts)}", file=sys.stderr)
+            elif isinstance(message, Result):
+                return message.result
+            elif not isinstance(message, Preparing):  # a script's folder is only packed
+                show(message)
+    except ChannelClosed:
+        if not name:
+            raise
+        raise NetworkProblem(
+            "the agent of this host has gone: the scripts on the other hosts go on, and their results are in"
+            f" RUNS/{name} there; `nicps cancel` on one of these hosts ends them"
+        ) from None
     raise AssertionError("a run ends with a result or an error")
 
 

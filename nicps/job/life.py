@@ -329,14 +329,18 @@ class Life:
         self._in_run = bool(job)
         self.node.note_run(name_run(job) if job else "")
 
-    def withdraw_group(self, now: float) -> tuple[list[Action], tuple[str, ...]]:
-        """The program no longer waits; return the actions, and the hosts that were found, this one included."""
+    def withdraw_group(self, now: float, reason: str) -> tuple[list[Action], tuple[str, ...]]:
+        """The program's group is not begun here; return the actions, and the hosts that were found, this one included.
+
+        Args:
+            reason: for the log.
+        """
         self.node.wait_for(None)
         submission = self.roles.submission
         if submission is None or submission.group is None or self.node.state is NodeState.MEMBER:
             return [], ()
         found = self.node.abandon()
-        orders = self.roles.fail_submission("the program waits no more")
+        orders = self.roles.fail_submission(reason)
         return self._dispatcher.process(now, (), orders), found
 
     def withdraw_submission(self) -> None:

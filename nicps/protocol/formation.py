@@ -102,7 +102,8 @@ class Formation:
         reason = "started a job at the same moment; submit again later"
         if starting.group is not None:  # the program goes on waiting
             reason = "has formed the network at the same moment"
-        return [Failed(f"{wire.mac_text(source)} {reason}")]
+        other = dict(starting.hosts).get(source) or wire.mac_text(source)
+        return [Failed(f"{other} {reason}")]
 
     def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> Send:
         """R2, R20: this host takes part."""

@@ -66,7 +66,7 @@ class State:
         except GroupClosed:
             if not group.out:
                 raise
-            return self._sync(group)  # the others have gone on without this process: it comes back
+        return self._sync(group)  # the others have gone on without this process: it comes back
 
     def _sync(self, group: Group) -> bool:
         handles = _renewed_of(group)

@@ -29,14 +29,17 @@ _QUIET_S = 10.0  # until a script says that it waits for the others: imports tak
 _FORMING_S = 30.0  # at least, also where a call may take less
 #: The group that the rendezvous has formed, for the process group that is created after it.
 _formed: list[tuple[Group, Tcp]] = []
+#: The ranks that agents have given this process, in one group after the other: they stay in RANK.
+_given: set[str] = set()
 #: C++ has only a part of a store that is made in Python: the rest must stay.
 _stores: list[Store] = []
 
 
 def register() -> None:
-    """`nicps://`; `env://` (the default) where the environment names no rendezvous; under `nicps run` all addresses.
+    """`nicps://`; `env://` (the default) where the environment has no rank or address; under `nicps run` all addresses.
 
-    There an address is the script's own, of a tutorial that has all ranks on one host: no rank would find the others.
+    An address without a rank, and any under `nicps run`, is the script's own, of a tutorial that has all ranks on one
+    host: no rank would find the others.
     """
     # `torch.distributed.rendezvous` is a function, and the module behind it.
     module = importlib.import_module("torch.distributed.rendezvous")
@@ -45,7 +48,7 @@ def register() -> None:
 
     def from_environment(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         address = os.environ.get("MASTER_ADDR")
-        if address is None or _is_run():
+        if address is None or _is_run() or not _has_rank(url):
             yield from meet(url, **kwargs)
             return
         found = by_environment(url, **kwargs)
@@ -66,6 +69,12 @@ def _is_run() -> bool:
     return "NICPS_WEIGHTS" in os.environ
 
 
+def _has_rank(url: str) -> bool:
+    """The script or its environment says the rank, as under torchrun: one that an agent has given does not count."""
+    said = os.environ.get("RANK")
+    return "rank" in parse_qs(urlparse(url).query) or said not in (None, *_given)
+
+
 def meet(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[tuple[Store, int, int]]:
@@ -79,6 +88,8 @@ def meet(
     _formed.append((group, tcp))
     store = GroupStore(group)
     store.set_timeout(timeout)
+    if "RANK" not in os.environ:
+        _given.add(str(group.rank))
     for name, value in (("RANK", group.rank), ("WORLD_SIZE", group.size), ("LOCAL_RANK", 0)):
         os.environ.setdefault(name, str(value))
     _stores.append(store)

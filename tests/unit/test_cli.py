@@ -47,6 +47,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"nicps {__version__}\n"
 
 
+def test_a_scripts_arguments_in_front_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--epochs", "3", "train.py"])
+    said = "unrecognized arguments: --epochs: a script's arguments go after the script (see `"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--no-such-option"]])
 def test_wrong_use_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -110,6 +110,24 @@ def test_what_would_end_a_channels_thread_ends_no_call_behind_it() -> None:
     workers.join()
 
 
+def test_an_error_of_ours_shows_a_script_no_frames_of_the_threads() -> None:
+    """Nor what it was raised for; an error of another kind is a mistake somewhere, and keeps them."""
+    workers = Workers(lambda error: None)
+
+    def fail(error: Exception) -> None:
+        try:
+            raise KeyError
+        except KeyError:
+            raise error
+
+    ours = workers.put(0, lambda: fail(GroupClosed("over"))).exception(_LIMIT_S)
+    assert ours is not None and ours.__traceback__ is None and ours.__suppress_context__
+    other = workers.put(0, lambda: fail(ValueError("x"))).exception(_LIMIT_S)
+    assert other is not None and other.__traceback__ is not None
+    workers.end()
+    workers.join()
+
+
 def test_a_channel_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system has no room for another thread: the call says so, and the next one does not wait for ever."""
     workers = Workers(lambda error: None)

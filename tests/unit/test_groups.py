@@ -99,6 +99,15 @@ def test_another_host_that_forms_first(group: Group | None, told: str) -> None:
     (failed,) = host.lose(mac(1))
     assert isinstance(failed, Failed) and told in failed.reason and host.lose(mac(1)) == []
     assert ("submit" in failed.reason) == (group is None)
+    assert failed.reason.startswith("02:00:00:00:00:01 ")
+
+
+def test_a_host_that_forms_first_is_named_if_it_has_answered() -> None:
+    lan = Lan(h1=None, h2=None)
+    lan.start("h2")
+    lan.run(0.1)
+    (failed,) = lan.hosts["h2"].lose(mac(1))
+    assert isinstance(failed, Failed) and failed.reason.startswith("h1 started a job")
 
 
 def test_hosts_without_the_group_are_not_in_it() -> None:

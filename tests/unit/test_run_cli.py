@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from nicps.cli import run
 from nicps.cli.run import _finish, _Lines
+from nicps.errors import NetworkProblem
+from nicps.session.channel import ChannelClosed
+from nicps.session.events import Launched
 
 WHY = "cannot keep what the script has left: No space left on device; it is in /var/tmp/nicps-left-run-1-h2"
 
@@ -73,3 +78,20 @@ def test_other_output_is_not_explained() -> None:
     lines.add("h1", "stderr", "ValueError: MASTER_ADDR\n")
     lines.close()
     assert (out.getvalue(), err.getvalue()) == ("", "h1: ValueError: MASTER_ADDR\n")
+
+
+def test_what_goes_on_once_the_agent_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the scripts are under way."""
+    said: list[Launched] = []
+
+    def follow(_: object) -> Iterator[Launched]:
+        yield from said
+        raise ChannelClosed("gone")
+
+    channel: Any = None
+    monkeypatch.setattr(run, "follow", follow)
+    with pytest.raises(ChannelClosed):
+        run._follow(channel, _Lines(io.StringIO(), io.StringIO()))
+    said.append(Launched("run-1", ("h1", "h2")))
+    with pytest.raises(NetworkProblem, match="on the other hosts go on, and .* in RUNS/run-1 "):
+        run._follow(channel, _Lines(io.StringIO(), io.StringIO()))

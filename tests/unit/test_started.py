@@ -127,15 +127,38 @@ def test_a_script_that_has_ended_without_the_group_is_told_as_such() -> None:
     assert text.endswith(" on h3; on h3 it has ended without")
 
 
-@pytest.mark.parametrize("in_group", [False, True])
-def test_scripts_that_form_no_group_or_have_formed_it_are_not_warned(in_group: bool) -> None:
+def test_scripts_that_have_formed_the_group_are_not_warned() -> None:
     """What other hosts have said may be half a second old as the group forms."""
     run = Run()
     for second in range(40):
-        run.frame(START + second, "h1", waits=in_group and second < 30)
+        run.frame(START + second, "h1", waits=second < 30)
         run.frame(START + second, "h3", waits=False)
-        run.tick(START + second, in_group=in_group and second == 9)
+        run.tick(START + second, in_group=second == 9)
     assert run.shown.told == []
+
+
+@pytest.mark.parametrize("comes", ["never", "for a moment", "elsewhere"])
+def test_scripts_that_come_to_no_group_are_told_once_how_they_may_wait_elsewhere(
+    comes: str,
+) -> None:
+    """They may need none: nothing is said of a group that has begun to form at any time."""
+    run = Run()
+    for second in range(70):
+        now = START + second
+        run.frame(now, "h1", waits=comes == "elsewhere" and second == 20)
+        run.frame(now, "h3", waits=False)
+        run.tick(now, in_group=comes == "for a moment" and second == 20)
+        assert len(run.warnings) == (comes == "never" and second > 30)
+    assert all("within 30 s" in text and "import nicps.torch" in text for text in run.warnings)
+
+
+def test_nothing_is_said_of_groups_where_a_script_has_ended() -> None:
+    run = Run()
+    run.frame(START, "h3", waits=False, code=0)
+    for second in range(40):
+        run.frame(START + second, "h1", waits=False)
+        run.tick(START + second)
+    assert run.warnings == []
 
 
 def test_files_that_are_removed_are_in_the_result() -> None:

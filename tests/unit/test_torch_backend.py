@@ -186,9 +186,35 @@ def test_under_nicps_run_an_address_of_the_script_leads_nowhere(
     assert [each.partition("?")[2] for each in met] == ["rank=1&world_size=3"]
 
 
+def test_an_address_without_a_rank_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a script started by hand; under torchrun there is a rank. What an agent has given once stays in RANK."""
+    met: list[str] = []
+
+    def meet(url: str, **_: Any) -> Any:
+        met.append(url)
+        yield None, 1, 3
+
+    monkeypatch.setattr(join, "meet", meet)
+    monkeypatch.setattr(join, "_given", {"1"})
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    for rank in (None, "1"):
+        if rank is not None:
+            monkeypatch.setenv("RANK", rank)
+        assert next(dist.rendezvous("env://")) == (None, 1, 3)
+    monkeypatch.setenv("RANK", "2")
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match="MASTER_PORT expected"):
+            next(dist.rendezvous("env://", rank))
+    assert len(met) == 2
+
+
 def test_a_script_that_waits_at_an_address_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Heard()
     monkeypatch.setattr(join, "_QUIET_S", 0.01)
+    monkeypatch.setattr(join, "_given", set())
     monkeypatch.setattr(sys, "stderr", stderr)
     for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0"), ("RANK", "0")):
         monkeypatch.setenv(name, value)
