@@ -115,10 +115,8 @@ def test_an_error_of_ours_shows_a_script_no_frames_of_the_threads() -> None:
     workers = Workers(lambda error: None)
 
     def fail(error: Exception) -> None:
-        try:
-            raise KeyError
-        except KeyError:
-            raise error
+        error.__context__ = KeyError()
+        raise error
 
     ours = workers.put(0, lambda: fail(GroupClosed("over"))).exception(_LIMIT_S)
     assert ours is not None and ours.__traceback__ is None and ours.__suppress_context__

@@ -2,7 +2,9 @@
 """MNIST with DistributedDataParallel on nicps, on hosts that go and come: mnist.py with a State.
 
 On every host, beside `nicps join`: WORLD_SIZE=3 python mnist_elastic.py --data /srv/mnist
-A host that is lost in the middle does not stop the others. Start the same command there again: it goes on with them.
+A host that is lost in the middle does not stop the others. Start the same command there again, also if `nicps run` has
+begun the run: it goes on with them. Until then the lost rank's share of each batch is not trained. docs/pytorch.md,
+"Hosts that come back", has the details.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def main() -> None:
 
     dist.init_process_group("nicps")
     torch.manual_seed(1)
-    # Buckets are not laid out anew after the first step: a host that comes back would do that by itself.
+    # Buckets are not laid out anew after the first step: a host that comes back would do that by itself. PyTorch warns
+    # that there are no unused parameters: ignore that.
     model = DistributedDataParallel(network(), find_unused_parameters=True)
     model.register_comm_hook(None, nicps.torch.average)  # over the ranks that are there
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
