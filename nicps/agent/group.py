@@ -135,7 +135,9 @@ class Groups:
         begins no group, which would be one of this host alone if the others go on.
         """
         if (now := self._driver.now) < self._in_job + _ENDING_S:
-            reason = f"{other} is under way, perhaps only until all have heard of its end: it asks again"
+            reason = (
+                f"{other} is under way, perhaps only until all have heard of its end: it asks again"
+            )
             self._driver.carry_out(self._driver.life.withdraw_group(now, reason)[0])
             waiting.begins_at = now + _AGAIN_S
             return

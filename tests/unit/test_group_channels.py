@@ -118,7 +118,7 @@ def test_an_error_of_ours_shows_a_script_no_frames_of_the_threads() -> None:
         try:
             raise KeyError
         except KeyError:
-            raise error
+            raise error  # noqa: B904
 
     ours = workers.put(0, lambda: fail(GroupClosed("over"))).exception(_LIMIT_S)
     assert ours is not None and ours.__traceback__ is None and ours.__suppress_context__

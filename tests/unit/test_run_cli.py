@@ -93,5 +93,5 @@ def test_what_goes_on_once_the_agent_was_killed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ChannelClosed):
         run._follow(channel, _Lines(io.StringIO(), io.StringIO()))
     said.append(Launched("run-1", ("h1", "h2")))
-    with pytest.raises(NetworkProblem, match="on the other hosts go on, and .* in RUNS/run-1 "):
+    with pytest.raises(NetworkProblem, match=r"on the other hosts go on, and .* in RUNS/run-1 "):
         run._follow(channel, _Lines(io.StringIO(), io.StringIO()))
