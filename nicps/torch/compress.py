@@ -26,7 +26,7 @@ from nicps.torch.backend import warn_of_loss
 from nicps.torch.callbacks import callback
 from nicps.torch.on_device import average
 
-_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OnLoss = Callable[[tuple[int, ...]], None]
 
 
@@ -96,7 +96,7 @@ def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
     Raises:
         UsageProblem: with the parameter.
     """
-    if parameter.requires_grad and parameter.dtype not in _TYPES:
+    if parameter.requires_grad and parameter.dtype not in TYPES:
         raise UsageProblem(
             f"compress takes float32, float16 and bfloat16, and {name} is {parameter.dtype}"
         )

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from nicps.collective import Group
 from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
+from nicps.torch.compress import TYPES
 from nicps.torch.elastic import note_renewed
 from nicps.torch.on_device import average
 
@@ -37,8 +38,6 @@ class ChangeAverager(PeriodicModelAverager):
         warmup_steps: steps before; in these the script averages gradients (`post_localSGD_hook`, or `compress`).
         process_group: the default one, if None.
         lane: "i8", "i16" or "i32": bits of a number of a change on the wire.
-
-    Attributes: `step`, how many there were so far.
 
     Raises:
         UsageProblem: there is no such lane, or the process group is none of nicps's.
@@ -63,16 +62,22 @@ class ChangeAverager(PeriodicModelAverager):
             )
         self.lane = lane
         self._group = group
-        self._known: torch.Tensor | None = (
-            None  # float32 (n,): what all ranks had after the last average
-        )
-        self._residual: torch.Tensor | None = None
         note_renewed(group, self)
+
+    @property
+    def step(self) -> int:
+        """How many there were so far. Who sets it has loaded another model: the next average is of the parameters."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        self.renew()
 
     @property
     def local(self) -> bool:
         """Whether the next step's gradients are this rank's own."""
-        return bool(self.step >= self.warmup_steps)
+        return bool(self._step >= self.warmup_steps)
 
     def average_parameters(self, params: Parameters) -> None:
         """Average, if the period is over. To be called after each step of the optimizer.
@@ -82,7 +87,7 @@ class ChangeAverager(PeriodicModelAverager):
         """
         if self.local and (self.step - self.warmup_steps) % self.period == 0:
             self.average(params)
-        self.step += 1
+        self._step += 1
 
     @torch.no_grad()
     def average(self, params: Parameters) -> None:
@@ -90,6 +95,7 @@ class ChangeAverager(PeriodicModelAverager):
 
         Raises:
             NicpsError: the group is over.
+            UsageProblem: parameters are of other types, or on several devices.
         """
         parameters = _trained(params)
         vector = torch.cat([each.detach().reshape(-1).to(torch.float32) for each in parameters])
@@ -101,7 +107,8 @@ class ChangeAverager(PeriodicModelAverager):
             vector.sub_(known)
             average(self._group, vector, self._residual, self.lane).result()
             vector.add_(known)
-        self._known = vector
+        # In the warm-up models are the same, and what is not finite must not stay; all ranks see the same bits.
+        self._known = vector if self.local and bool(vector.isfinite().all()) else None
         means = torch.split(vector, [each.numel() for each in parameters])
         for parameter, mean in zip(parameters, means, strict=True):
             parameter.copy_(mean.view_as(parameter))
@@ -115,14 +122,14 @@ class ChangeAverager(PeriodicModelAverager):
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from that step; the next average is of the parameters themselves."""
         self.step = state["step"]
-        self.renew()
 
     def forget(self) -> None:
         """As `Renewed`: `renew` follows."""
 
     def renew(self) -> None:
         """As `Renewed`: what was known here is not known at all ranks."""
-        self._known = self._residual = None
+        self._known: torch.Tensor | None = None  # float32 (n,): what all had after the last average
+        self._residual: torch.Tensor | None = None
 
 
 def _trained(params: Parameters) -> list[torch.nn.Parameter]:
@@ -130,4 +137,11 @@ def _trained(params: Parameters) -> list[torch.nn.Parameter]:
     found: list[torch.nn.Parameter] = []
     for each in params:
         found += each["params"] if isinstance(each, Mapping) else [each]
-    return [parameter for parameter in found if parameter.requires_grad]
+    trained = [parameter for parameter in found if parameter.requires_grad]
+    for parameter in trained:
+        if parameter.dtype not in TYPES or parameter.device != trained[0].device:
+            raise UsageProblem(
+                "ChangeAverager takes float32, float16 and bfloat16 on one device, and a parameter of"
+                f" {tuple(parameter.shape)} is {parameter.dtype} on {parameter.device}"
+            )
+    return trained

@@ -18,6 +18,7 @@ from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
 from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_parameter
+from nicps.torch.elastic import note_renewed
 from nicps.torch.factors import Matrix, exchange, pays
 from nicps.torch.staging import as_float32, write_back
 
@@ -94,15 +95,22 @@ class LowRank(Losses):
         self._open: list[_Bucket] = []
         self._waiting: list[torch.futures.Future[None]] = []
         self._failure: Exception | None = None
+        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise UsageProblem(
+                f"warmup_steps must be a whole number from 0 on, not {warmup_steps!r}"
+            )
         self._warmup_steps = warmup_steps
         self._warmup = Averaging(model, group, "i8", scaler) if warmup_steps > 0 else None
         self._left: dict[
             int, torch.Tensor
         ] = {}  # by parameter's id, what the warm-up has left over
         self.rank, self.figures = rank, Figures()
+        if self._warmup is not None:
+            self._warmup.figures = self.figures
         self.warm_start = WarmStart(self._matrices)
         model.register_comm_hook(self, hook)
         super().__init__(group)
+        note_renewed(group, self)
 
     # ---- with a checkpoint
 
@@ -128,12 +136,21 @@ class LowRank(Losses):
             self._warmup.load_state_dict(state.get("residual", {}))
         self._scale = 1.0
 
+    def forget(self) -> None:
+        """As `Renewed`: what is left over here is of another model."""
+        for matrix in self._matrices.values():
+            matrix.error.zero_()
+        if self._warmup is not None:
+            self._warmup.load_state_dict({})
+
+    def renew(self) -> None:
+        """As `Renewed`: `warm_start` has what all ranks must have alike."""
+
     # ---- a step
 
     def add(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket. With the last one all factors are exchanged, and the futures of all buckets are done."""
         if self._warmup is not None and self.warm_start.steps < self._warmup_steps:
-            self._warmup.figures = self.figures
             self.warm_start.steps += bucket.is_last()
             return self._warmup.average(bucket)
         began = time.monotonic()
@@ -166,14 +183,20 @@ class LowRank(Losses):
             self._scale = scale
 
     def _end_warmup(self) -> None:
-        """What is left over of its rounding is added to the gradients of this step, the first with factors."""
+        """What its rounding has left over becomes matrices' error, and is added to the other gradients of this step."""
         self._left = {}
         if self._warmup is None:
             return
-        residuals, self._warmup = self._warmup.state_dict(), None
+        residuals = self._warmup.state_dict()
+        self._warmup.load_state_dict({})
         for name, parameter in self._model.module.named_parameters():
-            if name in residuals:
-                self._left[id(parameter)] = residuals[name].mul_(self._scale)
+            if name not in residuals:
+                continue
+            left = residuals[name].mul_(self._scale)
+            if (matrix := self._by_id.get(id(parameter))) is not None:
+                matrix.error.add_(left.view_as(matrix.error))
+            else:
+                self._left[id(parameter)] = left
 
     def _split(self, bucket: GradBucket, buffer: torch.Tensor) -> _Bucket:
         wide = as_float32(buffer)

@@ -110,11 +110,7 @@ def test_after_hosts_have_come_in_the_models_themselves_are_averaged() -> None:
     def program(group: Group) -> Any:
         here, parameters = averager(group, 2), list(model(group.rank).parameters())
         assert elastic._renewed_of(group) == [here]
-        if group.rank:
-            for _ in range(4):
-                here.step += 1
-        else:
-            here.load_state_dict({"step": 4})
+        here.load_state_dict({"step": 4})
         befores = flat(parameters)
         here.average_parameters(parameters)
         first = flat(parameters)
@@ -134,6 +130,44 @@ def test_after_hosts_have_come_in_the_models_themselves_are_averaged() -> None:
         mean = torch.stack([rank[before] for rank in ranks]).mean(0)
         assert all(torch.equal(rank[after], ranks[0][after]) for rank in ranks)
         torch.testing.assert_close(ranks[0][after], mean, rtol=0, atol=1e-6)
+
+
+def test_a_model_that_is_loaded_again_does_not_keep_what_was_not_finite() -> None:
+    """Also if the script sets `step`, as `PostLocalSGDOptimizer` does, or does not tell the averager."""
+
+    def program(group: Group, told: bool) -> Any:
+        parameter = nn.Parameter(torch.ones(500))
+        here = averager(group)
+        here.average([parameter])
+        with torch.no_grad():
+            parameter[3] = float("nan") if group.rank else 1.0
+        here.average([parameter])
+        marred = bool(parameter.isnan().any())
+        if told:
+            here.step = 0
+        with torch.no_grad():
+            parameter.fill_(2.0 + group.rank)
+        here.average([parameter])
+        return marred, parameter.detach()
+
+    for told in (True, False):
+        for marred, parameter in checked(Meeting(2), lambda group, told=told: program(group, told)):
+            assert marred and (parameter == 2.5).all()
+
+
+def test_an_average_in_the_warmup_does_not_round_those_after_it() -> None:
+    def program(group: Group) -> Any:
+        parameter, random = nn.Parameter(torch.zeros(500)), torch.Generator().manual_seed(1)
+        here = averager(group, 4, 2)
+        here.average([parameter])
+        for _ in range(3):
+            drift([parameter], random)  # the same at all ranks
+            before = flat([parameter])
+            here.average_parameters([parameter])
+        return before, flat([parameter])
+
+    for before, after in checked(Meeting(2), program):
+        assert torch.equal(before, after)
 
 
 def test_the_mean_is_over_those_that_are_left() -> None:
@@ -160,5 +194,8 @@ def test_bad_settings_are_refused() -> None:
             averager(group, 0)
         with pytest.raises(UsageProblem, match="needs the process group of nicps"):
             ChangeAverager(4, 0, SimpleNamespace())  # type: ignore[arg-type]
+        wide = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))
+        with pytest.raises(UsageProblem, match=r"a parameter of \(2, 3\) is torch.float64 on cpu"):
+            averager(group).average([wide])
 
     checked(Meeting(1), program)

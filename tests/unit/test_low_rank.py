@@ -306,6 +306,40 @@ def test_in_the_warmup_gradients_are_averaged_in_lanes() -> None:
     torch.testing.assert_close(whole[:70], torch.zeros(70), atol=1e-5, rtol=0)
 
 
+def test_a_warmup_that_is_rolled_back_goes_on() -> None:
+    """All ranks load a checkpoint of the warm-up after its end: they, and a late one, average in lanes again."""
+
+    def program(group: Group) -> Any:
+        model = Wrapped()
+        handle = LowRank(model, group, 2, None, 2)
+        model.backward(flat_of(0, group.rank), 1)
+        saved = handle.state_dict()
+        first = [model.backward(flat_of(k, group.rank), 1) for k in (1, 2)]
+        handle.load_state_dict(saved)
+        again = [model.backward(flat_of(k, group.rank), 1) for k in (1, 2)]
+        handle.forget()
+        error = handle.state_dict()["error"]
+        assert not any(each.any() for each in error.values())
+        return all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+
+    assert together(Meeting(2), program) == [True, True]
+
+
+def test_a_step_that_is_skipped_keeps_what_the_warmup_has_left_over() -> None:
+    def program(group: Group) -> Any:
+        model = Wrapped()
+        handle = LowRank(model, group, 2, None, 1)
+        model.backward(flat_of(0, group.rank), 1)
+        left = handle.state_dict()["residual"]
+        bad = flat_of(1, group.rank)
+        bad[3] = float("inf")
+        model.backward(bad, 1)
+        error = handle.state_dict()["error"]
+        return all(torch.equal(e.reshape(-1), left[name]) and e.any() for name, e in error.items())
+
+    assert together(Meeting(2), program) == [True, True]
+
+
 def test_buckets_of_a_gpu_go_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = stage(monkeypatch)
 
@@ -389,5 +423,8 @@ def test_wrong_settings_are_refused() -> None:
     for rank in (0, -1, True, 1.5):
         with pytest.raises(UsageProblem, match="rank must be a whole number from 1 on"):
             LowRank(Wrapped(), None, rank)  # type: ignore[arg-type]
+    for steps_ in (-1, 2.5, True):
+        with pytest.raises(UsageProblem, match="warmup_steps must be a whole number from 0 on"):
+            LowRank(Wrapped(), None, 1, None, steps_)  # type: ignore[arg-type]
     with pytest.raises(UsageProblem, match=r"is torch\.float64"):
         LowRank(Wrapped(torch.float64), None, 1)  # type: ignore[arg-type]
