@@ -44,6 +44,9 @@ class ChangeAverager(PeriodicModelAverager):
         ValueError: a number is too small.
     """
 
+    _known: torch.Tensor | None = None  # float32 (n,): what all ranks had after the last average
+    _residual: torch.Tensor | None = None
+
     def __init__(
         self,
         period: int,
@@ -128,8 +131,7 @@ class ChangeAverager(PeriodicModelAverager):
 
     def renew(self) -> None:
         """As `Renewed`: what was known here is not known at all ranks."""
-        self._known: torch.Tensor | None = None  # float32 (n,): what all had after the last average
-        self._residual: torch.Tensor | None = None
+        self._known = self._residual = None
 
 
 def _trained(params: Parameters) -> list[torch.nn.Parameter]:

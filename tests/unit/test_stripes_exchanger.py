@@ -397,8 +397,12 @@ def test_who_lacks_nothing_is_not_accused() -> None:
     assert part.take_report(now, token) == {4: 1}
 
 
-def test_nobody_is_named_for_what_is_behind_a_window() -> None:
-    """With a window of two, members that wait for sums themselves have not sent the third one, or the second."""
+@pytest.mark.parametrize("lost", [False, True])
+def test_nobody_is_named_for_what_is_behind_a_window(lost: bool) -> None:
+    """With a window of two, members that wait for sums themselves have not sent the third one, or the second.
+
+    If the answer about the first one is lost, the aggregator has answered all the same.
+    """
     kernel, counts = Kernel(), set[int]()
 
     def absent(round_: int, view: int, first: int, count: int, members: int) -> dict[int, int]:
@@ -413,11 +417,12 @@ def test_nobody_is_named_for_what_is_behind_a_window() -> None:
     now = part.deadline()
     assert only(part.advance(now)).ranges == ((0, 2),)
     while not (lacks := part.take_report(now, token)):
-        part.on_lacking(now, wire.Lacking(0b1000, 0, FRAGMENTS, 1, 16, 0, -40))
+        if not lost:
+            part.on_lacking(now, wire.Lacking(0b1000, 0, FRAGMENTS, 1, 16, 0, -40))
         part.on_lacking(now, wire.Lacking(0b1001, 1, FRAGMENTS, 1, 16, 0, -40))
         now = part.deadline()
         part.advance(now)
-    assert lacks == {4: 1 + 1} and counts == {1}
+    assert lacks == {4: 1 if lost else 1 + 1} and counts == {1}
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 6, 12, 16, 64])

@@ -136,16 +136,14 @@ class LateSums:
         missing = self._receiver.missing_sums(*whose, windows.RANGES)
         indices = [index for first, count in missing for index in range(first, first + count)]
         answers, mine = self._answers(stripe), 1 << (self._number - 1)
-        front = bisect_left(indices, max(stripe.beyond, stripe.here + 1))
-        known = [index for index in indices if index in answers]
-        # The answers about the first ones may have been lost: then the next one counts.
-        told = (
-            known[: max(1, bisect_left(known, indices[front]))] if front < len(indices) else known
-        )
+        front = indices[: bisect_left(indices, max(stripe.beyond, stripe.here + 1))]
         lacks, refused = Counter[int](), 0
-        for index in told:
-            lacks.update(numbers(answers[index] & ~mine))
-            refused += bool(answers[index] & mine) and index < stripe.sent
+        for index in front:
+            absent = answers.get(index, 0)
+            lacks.update(numbers(absent & ~mine))
+            refused += bool(absent & mine) and index < stripe.sent
         if self._central and refused:
             return {stripe.owner: refused}
-        return lacks if told else {stripe.owner: len(indices)}
+        # The answers about the first ones may have been lost, where it has given others.
+        answered = any(index in answers for index in indices)
+        return lacks if answered else {stripe.owner: len(indices)}
