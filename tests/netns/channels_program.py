@@ -108,7 +108,7 @@ class Program:
     def restrained(self) -> None:
         """Small urgent sums without a pause, for as long as a large one is under way."""
         group, count = self.group, 0
-        small = np.ones(9000, np.float32)  # a millisecond on the line
+        small = np.ones(9000, np.float32)
         bulk = group.all_reduce(np.ones(self.settings["large"], np.float32))
         time.sleep(0.1)
         goes_on = True

@@ -282,8 +282,9 @@ def test_a_switch_with_very_small_queues() -> None:
 
         drill.until(lambda: dropped(drill) > 50, "windows are too large", 120.0)
         drill.until(lose_little, "windows are small", 240.0)
+        drill.goes_on(*drill.stage.names, rounds=20)  # windows may have been small early
         assert drill.views() == before
-        assert drill.exact() > 10
+        assert drill.exact() > 40
 
 
 #: No member waits for one that has a slow round.

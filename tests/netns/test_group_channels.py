@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -102,21 +103,24 @@ def test_a_late_member_comes_into_all_channels(scripts: Scripts) -> None:
     assert last[0]["channels"] == 2 and last[0]["sums"] == [3.0, 6.0]
 
 
+@dataclass
 class Narrow(Network):
-    """Two hosts, whose cables have 250 Mbit/s."""
+    """Two hosts, and the rate of their cables."""
+
+    rate_bps: int = 250_000_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lab = Lab(LabSettings(fresh_name(), self.hosts, rate_bps=250_000_000))
+        self.lab = Lab(LabSettings(fresh_name(), self.hosts, rate_bps=self.rate_bps))
 
 
 @pytest.mark.long
 def test_urgent_sums_leave_the_share_that_the_agents_were_given() -> None:
-    """Sums without a pause beside a large one: with a share of a hundredth fewer are made.
+    """Sums without a pause beside a large one: with a share of a hundredth far fewer are made.
 
     Between two rounds of the large one they may follow each other, so it is one round.
     """
-    with Narrow(2, arguments=("--silence", "20")) as network:
+    with Narrow(2, arguments=("--silence", "20"), rate_bps=50_000_000) as network:
         network.up()
         counts = []
         for share in ("0.9", "0.01"):
@@ -130,7 +134,7 @@ def test_urgent_sums_leave_the_share_that_the_agents_were_given() -> None:
                 counts.append([lines[1]["count"] for lines in finished(started)])
             finally:
                 scripts.close()
-        assert counts[0][0] == counts[0][1] > 2 * counts[1][0], counts
+        assert counts[0][0] == counts[0][1] > 10 and counts[1][0] < counts[0][0] / 3, counts
 
 
 def test_an_urgent_sum_gets_through_beside_a_large_one() -> None:
@@ -139,7 +143,7 @@ def test_an_urgent_sum_gets_through_beside_a_large_one() -> None:
         network.up()
         scripts = Scripts(network, PROGRAM, size=2, what="beside", large=8_000_000, urgent=10)
         try:
-            started = scripts.start("h1", "h2", urgencies=[0, 5], rooms=[2_800_000, 9000])
+            started = scripts.start("h1", "h2", urgencies=[0, 5], rooms=[1_000_000, 2000])
             for lines in finished(started):
                 own, same = ([*zip(*line["took"], strict=True)] for line in lines[1:3])
                 assert sum(own[1]) <= 2, "the large one has ended too early to be of use"
