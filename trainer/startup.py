@@ -31,9 +31,8 @@ class _Compiler(ModuleType):
         """Nothing is compiled, so there is nothing to break."""
 
     def __getattr__(self, name: str) -> Any:
-        if (
-            name == "__file__"
-        ):  # `inspect` asks all modules for it, in the middle of other imports, too
+        if name == "__file__":
+            # `inspect` asks all modules for it, also in the middle of another import.
             raise AttributeError(name)
         return getattr(self._real(), name)
 

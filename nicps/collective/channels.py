@@ -153,9 +153,8 @@ class Workers:
                 settle = partial(future.set_result, work())
             except BaseException as error:
                 # SystemExit, too: without this thread every call would wait for ever.
-                if isinstance(
-                    error, NicpsError
-                ):  # its text says all: a script shows its own frames only
+                if isinstance(error, NicpsError):
+                    # Its text says all: a script shows its own frames only.
                     error.with_traceback(None).__suppress_context__ = True
                 else:
                     self._failed(error)

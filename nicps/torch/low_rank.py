@@ -77,8 +77,9 @@ class LowRank(Losses):
         scaler: Scaler | None = None,
         warmup_steps: int = 0,
     ) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise UsageProblem(f"rank must be a whole number from 1 on, not {rank!r}")
+        for what, value, least in (("rank", rank, 1), ("warmup_steps", warmup_steps, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageProblem(f"{what} must be a whole number from {least} on, not {value!r}")
         self._matrices: dict[str, Matrix] = {}
         self._by_id: dict[int, Matrix] = {}
         for number, (name, parameter) in enumerate(model.module.named_parameters()):
@@ -95,15 +96,10 @@ class LowRank(Losses):
         self._open: list[_Bucket] = []
         self._waiting: list[torch.futures.Future[None]] = []
         self._failure: Exception | None = None
-        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-            raise UsageProblem(
-                f"warmup_steps must be a whole number from 0 on, not {warmup_steps!r}"
-            )
         self._warmup_steps = warmup_steps
         self._warmup = Averaging(model, group, "i8", scaler) if warmup_steps > 0 else None
-        self._left: dict[
-            int, torch.Tensor
-        ] = {}  # by parameter's id, what the warm-up has left over
+        #: By parameter's id, what the warm-up has left over of it.
+        self._left: dict[int, torch.Tensor] = {}
         self.rank, self.figures = rank, Figures()
         if self._warmup is not None:
             self._warmup.figures = self.figures
@@ -188,6 +184,8 @@ class LowRank(Losses):
         if self._warmup is None:
             return
         residuals = self._warmup.state_dict()
+        if not residuals:
+            return
         self._warmup.load_state_dict({})
         for name, parameter in self._model.module.named_parameters():
             if name not in residuals:

@@ -43,6 +43,15 @@ def group() -> Iterator[Slow]:
         yield made
 
 
+def pair(group: Slow, settings: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    """Two equal models with their optimizers, one step old, and their handles."""
+    models = [made(sgd) for _ in range(2)]
+    handles = [Overlap(*each, group, settings) for each in models]
+    for each in models:
+        train(*each, 1)
+    return models, handles
+
+
 # ---- the same bits
 
 
@@ -165,11 +174,7 @@ def test_a_second_model_comes_behind_parts_of_the_first_that_wait_for_their_turn
     group: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At ranks that let all parts out at once they stand in front of it, on every channel."""
-    models = [made(sgd) for _ in range(2)]
-    settings = Settings(channels=3, scope="queue")
-    handles = [Overlap(*each, group, settings) for each in models]
-    for each in models:
-        train(*each, 1)
+    models, handles = pair(group, Settings(channels=3, scope="queue"))
     second = {id(each) for each in handles[1]._run.flowing._residuals}
     average, order = group.average, list[bool]()
 
@@ -192,10 +197,7 @@ def test_a_second_model_comes_behind_parts_of_the_first_that_wait_for_their_turn
 @pytest.mark.parametrize("scope", ["channels", "queue"])
 def test_gradients_of_two_models_in_turn_are_refused(group: Slow, scope: str) -> None:
     """At a rank that measures their parts would be in another order than at the others."""
-    models = [made(sgd) for _ in range(2)]
-    handles = [Overlap(*each, group, Settings(channels=2, scope=scope)) for each in models]
-    for each in models:
-        train(*each, 1)
+    models, handles = pair(group, Settings(channels=2, scope=scope))
     (model, optimizer), second = models
     front, rear = (part.parameters for part in handles[0]._run.flowing._parts)
     optimizer.zero_grad()
@@ -213,10 +215,7 @@ def test_gradients_of_two_models_in_turn_are_refused(group: Slow, scope: str) ->
 
 @pytest.mark.parametrize("scope", ["channels", "queue"])
 def test_a_backward_pass_that_fails_holds_up_no_other_model(group: Slow, scope: str) -> None:
-    models = [made(sgd) for _ in range(2)]
-    handles = [Overlap(*each, group, Settings(channels=3, scope=scope)) for each in models]
-    for each in models:
-        train(*each, 1)
+    models, handles = pair(group, Settings(channels=3, scope=scope))
     (model, optimizer), second = models
     handle = model.module.middle[0].weight.register_hook(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -261,10 +260,7 @@ def test_a_handle_that_is_closed_in_a_backward_pass_waits_for_no_part_that_canno
 ) -> None:
     """A part waits for the one behind it on its channel, in vain."""
     monkeypatch.setattr("nicps.torch.shares._LEAST_OPEN", 1)
-    models = [made(sgd) for _ in range(2)]
-    handles = [Overlap(*each, group, Settings(cuts=(4,))) for each in models]
-    for each in models:
-        train(*each, 1)
+    models, handles = pair(group, Settings(cuts=(4,)))
     model, optimizer = models[0]
     (_, (_, front), (_, behind), *_) = handles[0].plan
     assert front == behind

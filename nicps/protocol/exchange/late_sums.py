@@ -21,8 +21,8 @@ _UNANSWERED = 4
 
 
 class LateSums:
-    """Which contributions are missing a member sees in the kernel for its own stripe, and asks the aggregators of the
-    others.
+    """A member's view of the contributions that are missing: of its own stripe from the kernel, of the other stripes by
+    asking their aggregators.
 
     Args:
         central: a switch makes all sums.
