@@ -30,8 +30,8 @@ _LIMIT_S = 600.0
 
 def run_ranks(
     lab: Lab, module: str, arguments: list[str], variables: Sequence[Mapping[str, str]]
-) -> float:
-    """The median iteration of the slowest rank, in seconds, as that module prints it.
+) -> Mapping[str, Any]:
+    """What that module prints last at the slowest rank: `median`, seconds of an iteration, and what else it measures.
 
     Raises:
         JobFailed: a rank failed.
@@ -48,17 +48,17 @@ def run_ranks(
         )
         for host, extra in zip(lab.hosts, variables, strict=True)
     ]
-    found = []
+    found: list[Mapping[str, Any]] = []
     try:
         for process in ranks:
             out, err = process.communicate(timeout=_LIMIT_S)
             if process.returncode:
                 raise JobFailed(f"{' '.join(arguments)}: {err[-2000:]}")
-            found.append(orjson.loads(out.splitlines()[-1])["median"])
+            found.append(orjson.loads(out.splitlines()[-1]))
     finally:
         for process in ranks:
             process.kill()
-    return float(max(found))
+    return max(found, key=lambda line: line["median"])
 
 
 def main() -> int:
@@ -87,7 +87,8 @@ def main() -> int:
                 for extra in ([], ["--one-bucket"]):
                     variables = gloo if way == "gloo" else [{}] * args.hosts
                     asked = [f"--way={way}", *plain, *extra]
-                    seconds = run_ranks(lab, "benchmarks.overlap_rank", asked, variables)
+                    printed = run_ranks(lab, "benchmarks.overlap_rank", asked, variables)
+                    seconds = printed["median"]
                     line = {"way": way, "overlap": not extra, "turn": turn + 1, "seconds": seconds}
                     lines.append(line)
                     print(

@@ -40,10 +40,13 @@ _FRAME_BYTES = wire.ETHERNET_BYTES + wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLO
 #: Buckets of a step where nothing is prioritised, about as many as DDP's 25 MB make of a large network.
 _BUCKETS = 12
 
-#: By way: the job's settings. `network` also has hosts that order and tag their frames, and ports that heed tags;
-#: `gloo` is DDP on Gloo, float32.
+#: Of scripts with DDP, and which kind of overlap each has: on Gloo in float32; `nicps.torch.compress`, and `overlap`.
+_SCRIPTS = {"gloo": None, "compress": "backward", "overlap": "priorities"}
+#: By way: the job's settings. `network` also has hosts that order and tag their frames, and ports that heed tags.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "gloo": {},
+    "compress": {},
+    "overlap": {},
     "none": {},
     "backward": {"bucket_mb": None},
     "order": {"priority_scope": "queue"},
@@ -118,18 +121,27 @@ class Bench:
     def run(self, lab: Lab, network: str, way: str) -> tuple[list[float], Mapping[str, Any]]:
         """Seconds of the measured steps, and the result."""
         if way == "gloo":
-            asked = orjson.dumps(self.settings(network, way)).decode()
-            options = [f"--settings={asked}", f"--bucket-mb={self._bucket_mb}"]
-            seconds = run_ranks(lab, "benchmarks.sleeping_rank", options, gloo_variables(lab))
-            return [seconds], {"channels": 1, "predicted_seconds": None}
+            return self._run_script(lab, network, way, gloo_variables(lab))
         options = ["--silence", _SILENCE_S]
         if lab.settings.priorities:
             options += ["--tags", "--shape", format_rate(self.rate_bps)]
         with open_folder("nicps-prio-") as folder, joined(lab, lab.hosts, folder, *options) as all_:
+            if way in _SCRIPTS:
+                return self._run_script(lab, network, way, [{}] * self.hosts)
             rows, result = train(all_, JOB, self.settings(network, way), None, _LIMIT_S)
         ends = [row["t_end"] for row in rows[0] if row["phase"] == "train"]
         seconds = [later - end for end, later in pairwise(ends)]
         return seconds[len(seconds) // 2 :], result  # the last plan is in force by then
+
+    def _run_script(
+        self, lab: Lab, network: str, way: str, variables: Sequence[Mapping[str, str]]
+    ) -> tuple[list[float], Mapping[str, Any]]:
+        settings = {**self.settings(network, way), "priorities": self.channels}
+        given = {"way": way, "settings": orjson.dumps(settings).decode()}
+        options = [f"--{name}={value}" for name, value in given.items()]
+        options.append(f"--bucket-mb={self._bucket_mb}")
+        printed = run_ranks(lab, "benchmarks.sleeping_rank", options, variables)
+        return [printed["median"]], printed
 
 
 def measure(
@@ -164,13 +176,18 @@ def measure(
                     round(bench.wire_seconds, 4),
                     round(shape.compute, 4),
                     round(medians[way], 4),
-                    None if way == "gloo" else round(bounds.get(way, bounds["priorities"]), 4),
+                    _bound(bounds, way),
                     round(shape.compute / medians[way], 4),
                     round(medians[way] / beside, 3) if beside else None,
-                    results[way]["channels"],
-                    results[way]["predicted_seconds"],
+                    results[way].get("channels", 1),
+                    results[way].get("predicted_seconds"),
                     tuple(round(each, 4) for each in found[way]),
                 )
+
+
+def _bound(bounds: Mapping[str, float], way: str) -> float | None:
+    kind = _SCRIPTS.get(way, way)
+    return None if kind is None else round(bounds.get(kind, bounds["priorities"]), 4)
 
 
 def run(args: argparse.Namespace) -> int:
