@@ -273,6 +273,7 @@ class Overlap(Losses):
         """Hosts have come in: they go on with the parts of the others. All ranks call it, with the same state."""
         mine = self._run.agreed if self._run is not None else None
         agreed = agree(self._group, mine, len(self._named), self._known)
+        self._had_sync = True  # at hosts that have come in no forward pass says otherwise
         if agreed is None or self._run is not None:
             return
         if self._first is not None:

@@ -74,6 +74,25 @@ class LightningOptimizer:
 # ---- wrapped optimizers
 
 
+def test_a_scheduler_that_is_made_between_two_steps(group: Slow) -> None:
+    """It calls the `step` that was there then, also when another plan is in force, or none."""
+    models = [made(sgd) for _ in range(2)]
+    handle = Overlap(*models[0], group, Settings(channels=2))
+    for each in models:
+        train(*each, 2)
+    schedules = [torch.optim.lr_scheduler.StepLR(by, 2, 0.5) for _, by in models]
+    handle.load_state_dict(handle.state_dict())  # which makes the parts anew
+    for (model, optimizer), schedule in zip(models, schedules, strict=True):
+        hook = optimizer.register_step_post_hook(lambda *_: None)  # whole steps
+        train(model, optimizer, 3, schedule, first=2)
+        hook.remove()
+    assert handle.figures.steps == 4
+    handle.close()
+    for each, schedule in zip(models, schedules, strict=True):
+        train(*each, 2, schedule, first=5)
+    assert bits(models[0][0]) == bits(models[1][0])
+
+
 def test_the_optimizer_in_a_wrapper_counts() -> None:
     _, plain = made(sgd)
     assert unwrapped(plain) is plain
