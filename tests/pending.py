@@ -156,6 +156,17 @@ class Last(nn.Module):
         return self.layer(x[:, None].expand(-1, 3, -1))[0][:, -1]
 
 
+class Cast(nn.Module):
+    """Parameters of another type inside, and 32 bits outside."""
+
+    def __init__(self, kind: torch.dtype, inner: nn.Module) -> None:
+        super().__init__()
+        self._kind, self.inner = kind, inner.to(kind)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.to(self._kind)).float()
+
+
 def network(seed: int) -> nn.Module:
     """Of random shape."""
     shape = random.Random(seed)
@@ -271,9 +282,13 @@ def chain() -> nn.Sequential:
 class Scene:
     """A model in three parts, and beside it one that makes whole steps of the same means."""
 
-    def __init__(self, make: Callable[[Any], Optimizer] | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[Any], Optimizer] | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
         make = make or (lambda found: SGD(found, lr=0.1, momentum=0.9))
-        self.model, self.source = chain(), Source()
+        self.model, self.source = model or chain(), Source()
         self.other = copy.deepcopy(self.model)
         self.optimizer, self.whole = make(self.model.parameters()), make(self.other.parameters())
         self.steps = pending(self.model, self.optimizer, CUTS, self.source)

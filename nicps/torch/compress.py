@@ -125,13 +125,14 @@ class Losses:
     changed, in place of a warning.
     """
 
+    _averages = True  # over the ranks that are left; otherwise DDP does what it does
+
     def __init__(self, group: Group) -> None:
         self._group = group
         self.on_loss: OnLoss | None = None
-        before = group.on_loss
+        self._before = group.on_loss
         # The backend's own warning is of a plain DDP, which divides by the size that it began with.
-        own = isinstance(getattr(before, "__self__", None), dist.ProcessGroup)
-        self._before = None if own else before
+        self._of_backend = isinstance(getattr(self._before, "__self__", None), dist.ProcessGroup)
         group.on_loss = self._note
 
     @property
@@ -140,11 +141,11 @@ class Losses:
         return self._group.lost
 
     def _note(self, lost: tuple[int, ...]) -> None:
-        if self._before is not None:
+        if self._before is not None and not (self._of_backend and self._averages):
             self._before(lost)
         if self.on_loss is not None:
             self.on_loss(lost)
-        elif lost:
+        elif lost and self._averages:
             warn_of_loss(self._group, lost, averages=True)
 
 

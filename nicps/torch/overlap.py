@@ -12,7 +12,7 @@ DDP averages nothing: gradients are exchanged part by part (`flowing.py`), and a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,6 +127,18 @@ class _Run:
     pending: PendingSteps
     flag: Flag
 
+    def take_flag(self) -> None:
+        """What the script has set at the model counts from now on."""
+        if (syncs := self.flag.take()) is not None:
+            self.pending.syncs = syncs
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """As DDP's: what the script has set before does not count in it, and does again behind it."""
+        self.take_flag()
+        with self.pending.no_sync():
+            yield
+
 
 class Overlap(Losses):
     """The handle of a model whose steps are made part by part.
@@ -226,7 +238,7 @@ class Overlap(Losses):
         """Wait, and leave model and optimizer to DDP; it raises what has failed."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._averages = True, False
         elastic.forget_renewed(self._group, self)
         for hook in self._hooks:
             hook.remove()
@@ -273,6 +285,7 @@ class Overlap(Losses):
         """Hosts have come in: they go on with the parts of the others. All ranks call it, with the same state."""
         mine = self._run.agreed if self._run is not None else None
         agreed = agree(self._group, mine, len(self._named), self._known)
+        self._had_sync = True  # at hosts that have come in no forward pass says otherwise
         if agreed is None or self._run is not None:
             return
         if self._first is not None:
@@ -283,6 +296,7 @@ class Overlap(Losses):
 
     def _begin(self, agreed: Agreed) -> None:
         """Make the steps of that plan from now on."""
+        said = self._run.flag.take() if self._run is not None else None
         self._end()
         settings, group, shares = self._settings, self._group, agreed.shares
         self._uses = None
@@ -293,15 +307,17 @@ class Overlap(Losses):
         flowing = Flowing(group, parts, shares.channels, *how, serial=serial)
         module, optimizer = self._model.module, self._optimizer
         flag = Flag(self._model)
+        if said is not None:  # by the script, for the next forward pass
+            self._model.require_backward_grad_sync = said
 
         def offer(part: Part, vector: torch.Tensor) -> Future[Any]:
             flag.check()
             return flowing.offer(part, vector)
 
         pending = PendingSteps(module, optimizer, parts, offer, self._stepped)
-        self._run = _Run(agreed, flowing, pending, flag)
+        self._run = run = _Run(agreed, flowing, pending, flag)
         group.before_all.append(flowing.settle)
-        self._model.no_sync = pending.no_sync  # type: ignore[method-assign]
+        self._model.no_sync = run.no_sync  # type: ignore[method-assign]
         if self._planner is None and settings.cuts is None and not serial:
             width = LANES[settings.lane]
             self._planner = Planner(named, module, width, settings.channels, self._spent_now)
@@ -369,8 +385,7 @@ class Overlap(Losses):
                 self._sees = True
                 self._uses.__enter__()  # type: ignore[no-untyped-call]
             return
-        if (syncs := run.flag.take()) is not None:
-            run.pending.syncs = syncs
+        run.take_flag()
         self._model.require_forward_param_sync = self._had_sync
         if self._planner is not None and torch.is_grad_enabled():
             self._planner.begin_forward()

@@ -201,7 +201,8 @@ class Due:
 
     Attributes: `places`, the gradients in the part's vector, float32, in each parameter's shape; `gradients`, the same
     in the parameters' own type: in the same memory, where that is float32. `future` is done once the means have taken
-    the place of the gradients. `settings`, those of `step()`, once that has been called.
+    the place of the gradients. `settings`, those of `step()`, once that has been called. `filled`: the means are
+    `gradients`, and what a script makes of these counts.
     """
 
     part: Part
@@ -209,19 +210,23 @@ class Due:
     gradients: list[torch.Tensor]
     future: Future[Any]
     settings: Settings | None = None
+    filled: bool = False
 
     def fill(self) -> None:
-        """Once the future is done, and before means are used: they become `gradients`.
+        """Once the future is done, and before means are used: they become `gradients`, once.
 
         Raises:
             Exception: what the future has failed with.
         """
         if error := failure(self.future):
             raise error
+        if self.filled:
+            return
         with apart():
             for gradient, place in zip(self.gradients, self.places, strict=True):
                 if gradient.dtype != place.dtype:
                     gradient.copy_(place)
+        self.filled = True
 
 
 def failure(future: Future[Any]) -> BaseException | None:

@@ -264,7 +264,8 @@ class PendingSteps:
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         found = self._make_step(closure)
-        self._stepped()
+        if not self._closed:  # else something that was put in front of `step` later still calls it
+            self._stepped()
         return found
 
     def _make_step(self, closure: Callable[[], Any] | None) -> Any:

@@ -91,6 +91,26 @@ def test_a_handle_that_is_closed_has_no_part_in_what_hosts_that_come_in_make_nec
     handle.close()
 
 
+def test_hosts_that_have_come_in_hand_out_buffers_with_the_others(
+    group: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a new host no forward pass has been without averaging yet, as that of a test is at the others."""
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(channels=2))
+    train(model, optimizer, 2)
+    handed_out = list[int]()
+    monkeypatch.setattr(model, "_sync_buffers", lambda: handed_out.append(1))
+    for came, expected in ((False, 0), (True, 1)):
+        with torch.no_grad():
+            loss_of(model, 2)
+        handed_out.clear()
+        if came:
+            handle.renew()
+        loss_of(model, 3)
+        assert len(handed_out) == expected
+    handle.close()
+
+
 def test_gradients_that_add_up_over_several_passes(group: Slow) -> None:
     """`no_sync` is that of the model, as with DDP."""
     model, optimizer = made(sgd)

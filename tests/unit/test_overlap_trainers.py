@@ -18,6 +18,8 @@ from torch.optim import SGD, Optimizer  # noqa: E402
 
 from nicps.errors import UsageProblem  # noqa: E402
 from nicps.torch import overlap  # noqa: E402
+from nicps.torch.backend import ProcessGroupNicps  # noqa: E402
+from nicps.torch.tcp import Tcp  # noqa: E402
 from nicps.torch.trainers import unwrapped  # noqa: E402
 from tests.overlapped import (  # noqa: E402
     Model,
@@ -74,6 +76,25 @@ class LightningOptimizer:
 # ---- wrapped optimizers
 
 
+def test_a_scheduler_that_is_made_between_two_steps(group: Slow) -> None:
+    """It calls the `step` that was there then, also when another plan is in force, or none."""
+    models = [made(sgd) for _ in range(2)]
+    handle = Overlap(*models[0], group, Settings(channels=2))
+    for each in models:
+        train(*each, 2)
+    schedules = [torch.optim.lr_scheduler.StepLR(by, 2, 0.5) for _, by in models]
+    handle.load_state_dict(handle.state_dict())  # which makes the parts anew
+    for (model, optimizer), schedule in zip(models, schedules, strict=True):
+        hook = optimizer.register_step_post_hook(lambda *_: None)  # whole steps
+        train(model, optimizer, 3, schedule, first=2)
+        hook.remove()
+    assert handle.figures.steps == 4
+    handle.close()
+    for each, schedule in zip(models, schedules, strict=True):
+        train(*each, 2, schedule, first=5)
+    assert bits(models[0][0]) == bits(models[1][0])
+
+
 def test_the_optimizer_in_a_wrapper_counts() -> None:
     _, plain = made(sgd)
     assert unwrapped(plain) is plain
@@ -126,6 +147,20 @@ def test_a_step_with_a_closure_overlaps(group: Slow, hook: bool) -> None:
     assert found[0] == found[1] and bits(model) == bits(plain)
 
 
+def test_of_a_loss_behind_the_end_of_the_handle_the_backend_tells(group: Slow) -> None:
+    """DDP divides by the ranks of the beginning then."""
+    ProcessGroupNicps(group, Tcp("there is none"))
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(channels=2))
+    train(model, optimizer, 2)
+    group.size, group.names = 2, ("h1", "h2")
+    for told in ("gradients are averaged over the 1 hosts", "while DDP goes on dividing by 2"):
+        with pytest.warns(UserWarning, match=rf"nicps: lost h2 \(rank 1\): .*{told}") as found:
+            group.on_loss((1,))
+        assert len(found) == 1
+        handle.close()
+
+
 # ---- DDP's flag
 
 
@@ -144,6 +179,44 @@ def test_a_script_that_sets_the_flag_in_place_of_no_sync(group: Slow) -> None:
     assert bits(model) == bits(plain)
     handle.close()
     assert model.require_backward_grad_sync is True
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_no_sync_behind_a_flag_that_no_forward_pass_has_met(group: Slow, flag: bool) -> None:
+    """As with DDP it holds, and behind it the flag does."""
+    pairs = [made(sgd) for _ in range(2)]
+    handle = Overlap(*pairs[0], group, Settings(channels=2))
+    for each in pairs:
+        train(*each, 2)
+    for step in range(2, 5):
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            model.require_backward_grad_sync = flag
+            with model.no_sync():
+                loss_of(model, 10 * step).backward()
+            if not flag:
+                loss_of(model, 10 * step + 1).backward()
+                model.require_backward_grad_sync = True
+            loss_of(model, 10 * step + 2).backward()
+            optimizer.step()
+    assert handle.figures.steps == 4
+    assert bits(pairs[0][0]) == bits(pairs[1][0])
+
+
+def test_a_flag_that_is_set_in_front_of_a_step_after_which_the_plan_changes(group: Slow) -> None:
+    pairs = [made(sgd) for _ in range(2)]
+    handle = Overlap(*pairs[0], group, Settings(channels=2))
+    for each in pairs:
+        train(*each, 2)
+    pairs[0][0].require_backward_grad_sync = pairs[1][0].require_backward_grad_sync = False
+    handle._begin(handle._run.agreed)
+    for model, optimizer in pairs:
+        optimizer.zero_grad()
+        loss_of(model, 2).backward()
+        model.require_backward_grad_sync = True
+        loss_of(model, 3).backward()
+        optimizer.step()
+    assert bits(pairs[0][0]) == bits(pairs[1][0])
 
 
 def test_a_flag_that_is_set_behind_the_forward_pass_is_refused(group: Slow) -> None:

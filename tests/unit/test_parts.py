@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from nicps.errors import JobFailed, UsageProblem
 from nicps.torch.parts import Due, Part, Parts, PartStep, Settings, cut
-from tests.pending import OPTIMIZERS, named, network, random_cuts, same, states, train
+from tests.pending import OPTIMIZERS, Cast, named, network, random_cuts, same, states, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,17 +44,9 @@ def test_every_order_of_arrival(name: str) -> None:
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_parameters_of_sixteen_bits(kind: torch.dtype) -> None:
     """Their gradients travel in 32 bits, and are rounded once."""
-
-    class Cast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).to(kind)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x.to(kind)).float()
-
     torch.manual_seed(0)
-    train(Cast(), OPTIMIZERS["sgd momentum"], [1, 2], [[2, 1, 0]] * 3)
+    model = Cast(kind, nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)))
+    train(model, OPTIMIZERS["sgd momentum"], [1, 2], [[2, 1, 0]] * 3)
 
 
 def test_a_parameter_in_another_order_of_memory() -> None:

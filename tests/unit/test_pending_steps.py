@@ -20,7 +20,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from tests.pending import (
     ORDER,
+    Cast,
     Scene,
+    chain,
     loss,
     same,
     warned,
@@ -45,6 +47,20 @@ def test_clipping_by_the_global_norm_waits_for_all_sums_and_the_step_is_whole(sc
             scene.whole.step()
             assert same(weights(scene.model), weights(scene.other))
     scene.goes_on()  # which is one in parts
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_clipped_gradients_of_sixteen_bits_stay_clipped(kind: torch.dtype) -> None:
+    """They have a memory of their own, beside that of the sums."""
+    scene = Scene(model=Cast(kind, chain()))
+    scene.backward()
+    with warned("reads a gradient"), scene.source.late(ORDER):
+        nn.utils.clip_grad_norm_(scene.model.parameters(), 0.01)
+    nn.utils.clip_grad_norm_(scene.other.parameters(), 0.01)
+    scene.optimizer.step()
+    scene.whole.step()
+    assert same(weights(scene.model), weights(scene.other))
+    scene.goes_on()
 
 
 def test_clip_grad_value_and_a_read_of_a_gradient(scene: Scene) -> None:
