@@ -252,15 +252,16 @@ class Group(Operations):
             return self._workers.put(channel, partial(self._carry_out, call, channel))
 
     def _check_open(self) -> None:
-        self._check_thread()
+        self.check_thread()
         if self._closed:
             raise GroupClosed(self._closed)
 
-    def _check_thread(self) -> None:
+    def check_thread(self) -> None:
+        """Raises UsageProblem in `on_loss`, where nothing may wait for the group's calls."""
         if threading.get_ident() in self._telling:
             raise UsageProblem(
-                "on_loss is called in the thread that carries out the group's calls, and cannot make any: let it set"
-                " what the script looks at"
+                "on_loss is called in the thread that carries out the group's calls, and cannot make any, nor wait for"
+                " one: let it set what the script looks at"
             )
 
     # ---- the end
@@ -270,7 +271,7 @@ class Group(Operations):
 
         A program that ends without it counts as lost, and the others go on.
         """
-        self._check_thread()
+        self.check_thread()
         with contextlib.suppress(GroupClosed):
             self._settle()
         with self._lock:

@@ -182,6 +182,7 @@ class Overlap(Losses):
 
     def wait(self) -> None:
         """Wait until all parameters are updated, if `step()` was called."""
+        self._group.check_thread()
         if self._run is not None:
             self._run.pending.wait()
 
@@ -236,6 +237,7 @@ class Overlap(Losses):
 
     def close(self) -> None:
         """Wait, and leave model and optimizer to DDP; it raises what has failed."""
+        self._group.check_thread()
         if self._closed:
             return
         self._closed, self._averages = True, False

@@ -161,6 +161,24 @@ def test_of_a_loss_behind_the_end_of_the_handle_the_backend_tells(group: Slow) -
         handle.close()
 
 
+def test_where_a_loss_is_told_the_handle_waits_for_nothing(group: Slow) -> None:
+    """The parts that it would wait for need the thread that tells."""
+    model, optimizer = made(sgd)
+    handle, refused = Overlap(model, optimizer, group, Settings(channels=2)), []
+
+    def tell(_: tuple[int, ...]) -> None:
+        for call in (handle.wait, handle.close):
+            with pytest.raises(UsageProblem, match=r"on_loss .* nor wait for one"):
+                call()
+            refused.append(call.__name__)
+
+    train(model, optimizer, 2)
+    handle.on_loss = tell
+    group._note_lost(())
+    assert refused == ["wait", "close"]
+    handle.close()
+
+
 # ---- DDP's flag
 
 
