@@ -47,7 +47,7 @@ class Bucket:
 class Group:
     """A group whose rounding leaves a tenth of every number over."""
 
-    on_loss = None
+    on_loss, late = None, False
     lost: tuple[int, ...] = ()
     size, names = 3, ("h1", "h2", "h3")
 
