@@ -48,12 +48,12 @@ class Work(_Work):  # type: ignore[misc]
             RuntimeError: it has failed, or is not done in time, with a CollectiveFailed of `nicps.collective`.
         """
         limit = timeout or self.limit
-        if limit is not None and limit > timedelta():
-            self._await(limit.total_seconds())
+        self._await(limit.total_seconds() if limit is not None and limit > timedelta() else None)
         self.result()
         return True
 
-    def _await(self, seconds: float) -> None:
+    def _await(self, seconds: float | None = None) -> None:
+        """Wait in Python, where Ctrl-C is heard."""
         done = threading.Event()
         self._done.then(lambda _: done.set())
         if not done.wait(seconds):
@@ -90,6 +90,7 @@ class Work(_Work):  # type: ignore[misc]
         Raises:
             RuntimeError: as `wait`.
         """
+        self._await()
         try:
             return self._done.wait()
         except RuntimeError:

@@ -24,7 +24,7 @@ from torch import nn  # noqa: E402
 
 import nicps.torch  # noqa: E402
 from nicps.cli.run import _NOT_OURS  # noqa: E402
-from nicps.collective import CallMismatch, CollectiveFailed, Group, GroupClosed, MemberLost  # noqa: E402
+from nicps.collective import CallMismatch, Group, GroupClosed, MemberLost  # noqa: E402
 from nicps.torch import ProcessGroupNicps, join  # noqa: E402
 from nicps.torch.backend import leave_digest  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
@@ -126,35 +126,6 @@ def test_a_call_that_fails_says_so_in_one_line() -> None:
         assert str(error).startswith("the members have called different things: ")
         for text in texts:
             assert f": CallMismatch: {error}" in text and "\n" not in text
-
-
-def test_a_wait_ends_at_its_time_out() -> None:
-    """Gloo raises then, too. The call goes on, and its result comes once the other rank has made it."""
-    waited = threading.Event()
-
-    def program(group: Group) -> float:
-        pg, tensor = ProcessGroupNicps(group, Tcp("threads")), torch.ones(3)
-        if group.rank == 1:
-            assert waited.wait(30)
-        options = dist.BarrierOptions()
-        assert options.timeout < timedelta()
-        works = [pg.allreduce([tensor]), pg.barrier(options)]
-        if group.rank == 0:
-            with pytest.raises(CollectiveFailed, match=r"not done within 0\.05 s: .* It goes on"):
-                works[0].wait(timedelta(seconds=0.05))
-            options.timeout = timedelta(seconds=0.05)
-            works.append(pg.barrier(options))
-            with pytest.raises(CollectiveFailed, match=r"not done within 0\.05 s"):
-                works[2].wait()
-            waited.set()
-        else:
-            works.append(pg.barrier())
-        for work in works:
-            work.limit = None
-            assert work.wait(timedelta()) and work.wait(timedelta(seconds=30))
-        return float(tensor[0])
-
-    assert together(Meeting(2), program) == [2.0, 2.0]
 
 
 def test_a_rank_that_aborts_waits_for_nobody() -> None:
@@ -332,31 +303,6 @@ def test_a_group_is_left_if_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MemberLost):
         join.take(0, 2, timedelta(minutes=1))
     assert left == [MemberLost, MemberLost] and not join._formed
-
-
-_ENDS = """
-import threading, time
-from nicps.collective import Group
-from nicps.torch.works import work_of
-from tests.collectives import Meeting, ThreadLink
-
-def write(_):
-    begun.set()
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
-        time.sleep(0.001)
-
-begun = threading.Event()
-group = Group(ThreadLink(Meeting(1), 1), None, 30.0)
-work = work_of(None, group.barrier(), write, [])
-assert begun.wait(30)
-"""
-
-
-def test_a_script_can_end_while_a_result_is_written() -> None:
-    """An interpreter at its end stops threads where they are: in PyTorch that aborts the process."""
-    done = subprocess.run([sys.executable, "-c", _ENDS], capture_output=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_profiler_sees_a_call() -> None:
