@@ -17,7 +17,7 @@ from nicps.errors import explain
 from nicps.job.text import one_line
 
 OUTPUT = "output.log"  # the output of a script, in the run's folder of its host
-WEIGHTS = "weights"  # a digest by the backend of torch.distributed, in the script's folder
+WEIGHTS = ".nicps-weights"  # a digest by the backend of torch.distributed, in the script's folder
 BEGUN = ".begun"  # in the script's folder since the script has begun, as `trainer.script` makes it
 _KEPT = "out"
 _MOST_TEXT = 500  # bytes of the reason why it could not be kept, which goes into a frame
@@ -52,7 +52,9 @@ class Left:
         try:
             self._printed.write_as_one(self._base / OUTPUT)
             keep_files(self._base, self._kept, {OUTPUT: OUTPUT})
-            copy_tree(self._base / "work" / _KEPT, self._kept / _KEPT)
+            out = self._base / "work" / _KEPT
+            if os.path.lexists(out):  # the script may have removed it
+                copy_tree(out, self._kept / _KEPT)
         except Exception as error:  # the run ends with any error, and reports it
             text = f"{explain('keep what the script has left', error)}; it is in {self._aside}"
             self.why = one_line(text).encode()[:_MOST_TEXT].decode(errors="ignore")
@@ -87,7 +89,7 @@ def written(folder: Path) -> dict[str, Any]:
     for at, folders, names in os.walk(folder):
         inner = Path(at).relative_to(folder)
         top, deepest = inner == Path(), len(inner.parts) >= DEEPEST
-        ours = (_KEPT, WEIGHTS) if top else ()
+        ours = (_KEPT,) if top else ()
         folders[:] = [] if deepest else [name for name in folders if _counts(name, ours)]
         for name in names:
             about = Path(at, name).stat(follow_symlinks=False)

@@ -129,6 +129,8 @@ class Kind:
         ufunc = _UFUNCS[operation]
         if self.name == "bool":
             ufunc = {"sum": np.logical_or, "product": np.logical_and}.get(operation, ufunc)
+        elif self.is_complex and operation == "product":
+            ufunc = _multiply_complex
         halves = self.name in _HALVES
         with np.errstate(all="ignore"):
             total = self.widen(rows[0]) if halves else rows[0].copy()
@@ -144,6 +146,14 @@ class Kind:
         if self.name in _HALVES:
             return self.narrow(total)
         return total.astype(self.carrier, copy=False)
+
+
+def _multiply_complex(left: Array, right: Array) -> Array:
+    """Of complex numbers, each operation rounded by itself: NumPy fuses some where the processor can."""
+    product = np.empty_like(left)
+    np.subtract(left.real * right.real, left.imag * right.imag, out=product.real)
+    np.add(left.real * right.imag, left.imag * right.real, out=product.imag)
+    return product
 
 
 def as_bytes(vector: Array) -> U8:

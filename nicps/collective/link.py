@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -112,7 +113,7 @@ class Link:
         self._send(shared_form.Ready(lanes, "group"))
         deadline = time.monotonic() + timeout_s
         _, fds = self._await(deadline, shared_form.Store)
-        self.store = Store(Channel.connect(f"fd:{fds[0]}"))
+        self.store = Store(Channel(socket.socket(fileno=fds[0])))
         message, fds = self._await(deadline, shared_form.Arena)
         self._rounds = MemberRounds(self.number, Arena(fds[0], message.fragments), fds[1])
         self._await(deadline, shared_form.Phase)

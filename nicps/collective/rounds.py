@@ -15,6 +15,7 @@ from nicps.collective.errors import MemberLost
 from nicps.collective.feedback import Form
 from nicps.collective.kinds import Array, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Words, fragments_of
+from nicps.errors import UsageProblem
 from nicps.session.absolute import BOOL
 from nicps.session.lanes import F32, U8, LaneFormat
 from nicps.session.sized import Round, Vector
@@ -108,8 +109,17 @@ class Attempt:
         """The mean of (n,), in place, with error feedback.
 
         The list may change from round to round: each part of the vector is the mean over those counted in its round.
+
+        Raises:
+            UsageProblem: the channel has no room for a fragment of such lanes.
         """
-        step = self._link.room * width // 32 * LaneFormat(1, width).per_fragment
+        per, room = LaneFormat(1, width).per_fragment, self._link.room
+        step = room * width // 32 * per
+        if not step:
+            raise UsageProblem(
+                f"rounds of lanes of {width} bits need a channel with room for {per:,} numbers, and this one has room"
+                f" for {room * PER_FRAGMENT:,}: plan it with more"
+            )
         for at in range(0, max(len(vector), 1), step):
             here = slice(at, at + step)
             self._exchange(form(vector[here], residual[here], width))

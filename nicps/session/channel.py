@@ -252,6 +252,9 @@ def _no_connection() -> str:
 def _inherited(number: str) -> socket.socket:
     if not number.isdecimal():
         raise OSError(errno.EINVAL, f"{number!r} is no descriptor's number")
+    if not os.get_inheritable(int(number)):
+        # It was taken and closed before, and a file that this process has opened since has the number.
+        raise OSError(errno.EBADF, f"descriptor {number} was not inherited")
     connection = socket.socket(fileno=int(number))
     connection.set_inheritable(False)
     return connection

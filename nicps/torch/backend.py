@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from nicps.collective import CollectiveFailed, Group
+from nicps.collective import Group
 from nicps.collective.kinds import Array
 from nicps.errors import UsageProblem
 from nicps.torch import join, staging
@@ -113,7 +113,9 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
         finally:
             self.group.close()
 
-    abort = shutdown
+    def abort(self) -> None:
+        """Leave at once: calls that are under way raise here, and the others go on without this rank."""
+        self.group.give_up()
 
     def _warn_of_loss(self, lost: tuple[int, ...]) -> None:
         warn_of_loss(self.group, lost, averages=self.averages)
@@ -130,8 +132,9 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
     def _allreduce(self, tensor: torch.Tensor, opts: Any, event: Event | None = None) -> Work:
         operation = _operation(opts)
         if self.group.late:
-            return work_of(event, _too_early(), lambda _: None, [tensor])
-        future = self.group.all_reduce(_numbers(tensor), operation, dtype=_name(tensor))
+            future = _too_early()
+        else:
+            future = self.group.all_reduce(_numbers(tensor), operation, dtype=_name(tensor))
         return work_of(event, future, partial(_write, tensor), [tensor])
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Any:
@@ -147,10 +150,13 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """One tensor, at the root in place."""
-        tensor = _only(tensors)
-        future = self.group.reduce(
-            _numbers(tensor), opts.rootRank, _operation(opts), dtype=_name(tensor)
-        )
+        tensor, operation = _only(tensors), _operation(opts)
+        if self.group.late:
+            future = _too_early()
+        else:
+            future = self.group.reduce(
+                _numbers(tensor), opts.rootRank, operation, dtype=_name(tensor)
+            )
 
         def write(result: Array | None) -> None:
             if result is not None:
@@ -261,14 +267,21 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _scatter_sum(self, output: torch.Tensor, whole: Array, opts: Any) -> Any:
-        future = self.group.reduce_scatter(whole, _operation(opts), dtype=_name(output))
+        operation = _operation(opts)
+        if self.group.late:
+            future = _too_early()
+        else:
+            future = self.group.reduce_scatter(whole, operation, dtype=_name(output))
         return work_of(
             event_of("reduce_scatter", [output]), future, partial(_write, output), [output]
         )
 
     def barrier(self, opts: Any = None) -> Any:
         """All ranks that are left have called it."""
-        return work_of(event_of("barrier", []), self.group.barrier(), lambda _: None, [])
+        work = work_of(event_of("barrier", []), self.group.barrier(), lambda _: None, [])
+        if opts is not None:
+            work.limit = opts.timeout  # below 0: the script has said none
+        return work
 
     # ---- what Gloo does
 
@@ -324,28 +337,30 @@ def _world_tcp() -> Tcp:
 
 
 def _too_early() -> Future[Any]:
-    """A script that has come late, and trains alone: it would never notice."""
     future: Future[Any] = Future()
-    future.set_exception(
-        CollectiveFailed(
-            "this process has come late to a group that is under way, and is not in it: let the script make a"
-            " nicps.torch.State, and call its sync() on all ranks before the first step (docs/pytorch.md)"
-        )
-    )
+    future.set_exception(join.too_early())
     return future
 
 
 def leave_digest(path: Path) -> None:
-    """Write a digest of the parameters of all DDP modules, in hexadecimal; nothing where there is none."""
+    """Write a digest of the parameters of all DDP modules, in hexadecimal; nothing where there is none.
+
+    Ranks collect garbage at different times: modules that a script has let go of do not count, nor does their order.
+    """
+    gc.collect()
     found = [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
     if not found:
         return
+    digests = sorted(map(_digest, found))
+    path.write_text(hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest())
+
+
+def _digest(module: DistributedDataParallel) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for module in found:
-        for tensor in module.parameters():
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
-    path.write_text(digest.hexdigest())
+    for tensor in module.parameters():
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(flat.numpy().tobytes())
+    return digest.digest()
 
 
 def warn_of_loss(group: Group, lost: tuple[int, ...], *, averages: bool) -> None:
@@ -355,7 +370,7 @@ def warn_of_loss(group: Group, lost: tuple[int, ...], *, averages: bool) -> None
     comes = (
         f"gradients are averaged over the {left} hosts that are left"
         if averages
-        else f"sums are over the {left} members that are left from now on, while DDP goes on dividing by {group.size}"
+        else f"sums are over the {left} members that are left from now on, while DDP goes on dividing by {group.world}"
     )
     warnings.warn(f"nicps: lost {names}: {comes}", stacklevel=3)
 

@@ -6,6 +6,7 @@ PyTorch's hooks do so (PowerSGD). In the thread that carries out a group's calls
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,8 +16,21 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
-#: Threads are made as they are needed: each can wait for a call whose own callback needs another one.
-_threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="nicps-callbacks")
+
+
+class _Threads:
+    """Made as they are needed: each can wait for a call whose own callback needs another one."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """A process that was forked has none: the pool would count those of the other one."""
+        self.submit = ThreadPoolExecutor(64, "nicps-callbacks").submit
+
+
+_threads = _Threads()
 
 
 #: A generator at its end: what is thrown into it comes out again.

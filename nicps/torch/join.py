@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlparse
 
 from torch._C._distributed_c10d import Store
 
-from nicps.collective import Group
+from nicps.collective import CollectiveFailed, Group
 from nicps.errors import UsageProblem
 from nicps.torch.store import GroupStore
 from nicps.torch.tcp import Tcp
@@ -144,3 +144,11 @@ def form(size: int, rank: int | None, timeout: timedelta) -> Group:
         return Group.form(
             size, name="torch", rank=rank, forming_s=forming_s, timeout_s=seconds, late=True
         )
+
+
+def too_early() -> CollectiveFailed:
+    """Of a sum with others: a script that has come late, and trains alone, would never notice."""
+    return CollectiveFailed(
+        "this process has come late to a group that is under way, and is not in it: let the script make a"
+        " nicps.torch.State, and call its sync() on all ranks before the first step (docs/pytorch.md)"
+    )

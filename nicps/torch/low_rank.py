@@ -20,6 +20,7 @@ from nicps.torch.callbacks import callback
 from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_parameter
 from nicps.torch.elastic import note_renewed
 from nicps.torch.factors import Matrix, exchange, pays
+from nicps.torch.join import too_early
 from nicps.torch.staging import as_float32, write_back
 
 _STEPS = "steps of the warm-up"  # no parameter's name
@@ -213,6 +214,8 @@ class LowRank(Losses):
 
     def _exchange(self) -> None:
         """The two rounds."""
+        if self._group.late:
+            raise too_early()
         matrices = [each for bucket in self._open for each in bucket.matrices]
         rest = [each.numpy() for bucket in self._open for each in bucket.rest]
         exchange(

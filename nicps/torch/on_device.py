@@ -22,6 +22,7 @@ from nicps.collective import Group
 from nicps.session.absolute import I8, Lanes
 from nicps.session.lanes import LEAST_EXPONENT, LaneFormat
 from nicps.session.sized import Bank, Outcome, Rest
+from nicps.torch.join import too_early
 from nicps.torch.staging import beside, reached
 from nicps.wire import NOT_FINITE
 
@@ -36,7 +37,12 @@ def average(group: Group, vector: torch.Tensor, residual: torch.Tensor, lane: st
         vector: float32 (n,), without gaps; on a GPU also float16 or bfloat16. The mean takes its place once the future
             is done.
         residual: float32 (n,), on the same device.
+
+    Raises:
+        CollectiveFailed: this process has come late, and is not in the group.
     """
+    if group.late:
+        raise too_early()
     if vector.is_cuda:
         form = partial(OnDevice, after=reached(vector.device))
         return group.average_as(form, vector, residual, lane=lane)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._C import _autograd, _distributed_c10d
 
+from nicps.collective import CollectiveFailed
 from nicps.torch.callbacks import callback, elsewhere
 
 #: Its methods have the types of C++.
@@ -24,7 +25,11 @@ class Work(_Work):  # type: ignore[misc]
 
     Args:
         outcome: once it is done, its result, or raises what it has failed with; default: as torch words it.
+
+    Attributes: `limit`, the time-out of a `wait` that says none.
     """
+
+    limit: timedelta | None = None
 
     def __init__(
         self, done: torch.futures.Future[Any], outcome: Callable[[], Any] | None = None
@@ -34,13 +39,28 @@ class Work(_Work):  # type: ignore[misc]
         self._shown: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; the group's own time-out counts.
+        """Until it is done; the group's own time-out counts too.
+
+        Args:
+            timeout: how long to wait at most. The call goes on afterwards. None and 0, which is C++'s: no limit.
 
         Raises:
-            RuntimeError: it has failed, with a CollectiveFailed of `nicps.collective`.
+            RuntimeError: it has failed, or is not done in time, with a CollectiveFailed of `nicps.collective`.
         """
+        limit = timeout or self.limit
+        self._await(limit.total_seconds() if limit is not None and limit > timedelta() else None)
         self.result()
         return True
+
+    def _await(self, seconds: float | None = None) -> None:
+        """Wait in Python, where Ctrl-C is heard."""
+        done = threading.Event()
+        self._done.then(lambda _: done.set())
+        if not done.wait(seconds):
+            raise CollectiveFailed(
+                f"the call was not done within {seconds:g} s: not all ranks have made it, or its tensors are large. It"
+                " goes on"
+            )
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Done with it, with callbacks that may make further calls."""
@@ -70,6 +90,7 @@ class Work(_Work):  # type: ignore[misc]
         Raises:
             RuntimeError: as `wait`.
         """
+        self._await()
         try:
             return self._done.wait()
         except RuntimeError:

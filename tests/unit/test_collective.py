@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -110,6 +113,36 @@ def test_whole_numbers_that_do_not_fit_are_known() -> None:
     made = make([Words(small, out[:360], marred[:1])] * 2)
     Words(small, out[:360], marred[:1]).settle(made.outcome(0))
     assert not marred[0] and (out[:360] == 2 * small).all()
+
+
+_PRODUCT = """
+import hashlib, numpy as np
+from nicps.collective.kinds import Kind
+random = np.random.default_rng(1)
+for name in ("complex64", "complex128"):
+    rows = (random.standard_normal((3, 1000)) + 1j * random.standard_normal((3, 1000))).astype(name)
+    found = Kind.of(rows[0]).fold(rows, "product")
+    np.testing.assert_allclose(found, rows[0] * rows[1] * rows[2], rtol=1e-4, atol=1e-5)
+    print(hashlib.sha256(found.tobytes()).hexdigest())
+"""
+
+
+def test_a_product_has_the_same_bits_on_another_processor() -> None:
+    """Every member makes it of what it has gathered. NumPy may fuse operations on complex numbers."""
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+    plain = " ".join(name for name in __cpu_dispatch__ if __cpu_features__[name])
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", _PRODUCT],
+            env={**os.environ, **more},
+            stdout=subprocess.PIPE,
+            timeout=100,
+            check=True,
+        ).stdout
+        for more in ({}, {"NPY_DISABLE_CPU_FEATURES": plain})
+    }
+    assert len(said) == 1
 
 
 def both(program: Any, size: int = 2, **options: Any) -> list[Any]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import Future
 from typing import Any
 
@@ -47,7 +49,7 @@ class Bucket:
 class Group:
     """A group whose rounding leaves a tenth of every number over."""
 
-    on_loss = None
+    on_loss, late = None, False
     lost: tuple[int, ...] = ()
     size, names = 3, ("h1", "h2", "h3")
 
@@ -211,3 +213,27 @@ def test_a_future_is_done_where_no_thread_can_be_had_for_its_callbacks(
     shown = elsewhere(done)
     done.set_result(3)
     assert shown.done() and shown.wait() == 3
+
+
+_FORKS = """
+import os, signal, sys, time, torch
+from nicps.torch import callbacks
+
+def wait():
+    done = torch.futures.Future()
+    shown = callbacks.elsewhere(done)
+    done.set_result(3)
+    return shown.wait()
+
+assert wait() == 3
+time.sleep(0.2)  # so its thread is idle
+if not (child := os.fork()):
+    signal.alarm(20)
+    os._exit(wait())
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_was_forked_has_threads_of_its_own_for_callbacks() -> None:
+    done = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, timeout=120)
+    assert done.returncode == 3, done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from torch import nn  # noqa: E402
 from nicps.collective import Group  # noqa: E402
 from nicps.collective.admission import Admission  # noqa: E402
 from nicps.errors import UsageProblem  # noqa: E402
-from nicps.torch import ProcessGroupNicps, State, elastic  # noqa: E402
+from nicps.torch import ChangeAverager, ProcessGroupNicps, State, compress, elastic  # noqa: E402
 from nicps.torch.elastic import _check  # noqa: E402
+from nicps.torch.low_rank import LowRank  # noqa: E402
 from nicps.torch.tcp import Tcp  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
 from tests.heard import Heard  # noqa: E402
 
 pytestmark = pytest.mark.unit
+
+Averaging = compress.__globals__["Averaging"]
 
 
 def parts(seed: int, kind: type[torch.optim.Optimizer], steps: int) -> dict[str, Any]:
@@ -131,14 +136,65 @@ def test_a_process_that_comes_late_and_does_not_sync() -> None:
         work.wait()
 
     class Root:
-        rootRank = 0  # noqa: N815
+        rootRank, reduceOp = 0, torch.distributed.ReduceOp.SUM  # noqa: N815
 
+    for work in (
+        group.reduce([tensor], Root()),
+        group.reduce_scatter_single(torch.zeros(1), torch.ones(3), Root()),
+    ):
+        with pytest.raises(RuntimeError, match="has come late to a group"):
+            work.wait()
     group.broadcast([tensor], Root()).wait()
     assert torch.equal(tensor, torch.arange(4.0))
     rows = [[torch.zeros(4) for _ in range(3)]]
     group.allgather(rows, [tensor]).wait()
     assert all(torch.equal(row, tensor) for row in rows[0])
     group.shutdown()
+
+
+class Bucket:
+    """The only one of a model with one parameter, as DDP gives it to a hook."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self._parameter = parameter
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [self._parameter]
+
+    def buffer(self) -> Any:
+        return torch.ones(self._parameter.numel())
+
+
+def with_lanes(group: Any, module: nn.Linear) -> None:
+    model: Any = SimpleNamespace(module=module)
+    Averaging(model, group, "i8", None).average(Bucket(module.weight)).wait()
+
+
+def with_factors(group: Any, module: nn.Linear, warmup_steps: int = 0) -> None:
+    model: Any = SimpleNamespace(module=module, register_comm_hook=lambda *_: None)
+    LowRank(model, group, 1, None, warmup_steps).add(Bucket(module.weight)).wait()
+
+
+def with_local_steps(group: Any, module: nn.Linear) -> None:
+    process_group: Any = SimpleNamespace(group=group)
+    ChangeAverager(2, 0, process_group).average(module.parameters())
+
+
+@pytest.mark.parametrize(
+    "average", [with_lanes, with_factors, partial(with_factors, warmup_steps=1), with_local_steps]
+)
+def test_a_late_process_does_not_train_alone(average: Any) -> None:
+    """It would train another model, and its script would never notice."""
+    group, module = Group(None, 1, 1.0, None, 3), nn.Linear(30, 30, bias=False)
+    with pytest.raises(RuntimeError, match="has come late to a group"):
+        average(group, module)
+    group.close()
 
 
 class Waiting:

@@ -165,6 +165,24 @@ def test_members_of_different_lanes_are_told() -> None:
         assert "average of 5 float32 in lanes of 16 bits" in text
 
 
+@pytest.mark.parametrize(("lane", "least"), [("i8", 4), ("i16", 2)])
+def test_a_channel_without_room_for_such_lanes(lane: str, least: int) -> None:
+    """All members are told, and the group goes on."""
+
+    def program(group: Group) -> Any:
+        vector, residual = np.ones(5, np.float32), np.zeros(5, np.float32)
+        future = group.average(vector, residual, lane=lane)
+        if room < least:
+            with pytest.raises(UsageProblem, match=r"room for [0-9,]+ numbers, and this one has"):
+                future.result(20)
+        else:
+            future.result(20)
+        return group.all_reduce(vector).result(20).tolist()
+
+    for room in (least - 1, least):
+        assert checked(Meeting(2, room), program) == [[2.0] * 5] * 2
+
+
 def test_what_cannot_be_averaged() -> None:
     def program(group: Group) -> None:
         right = np.zeros(4, np.float32)

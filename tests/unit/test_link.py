@@ -139,12 +139,7 @@ def test_nothing_stays_open_of_a_group_that_did_not_form(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent has sent its memory, and goes."""
-    connect = Channel.connect
-
-    def connects(address: str) -> Channel:
-        return connect(address) if address.startswith("fd:") else Channel(agent.theirs)
-
-    monkeypatch.setattr(Channel, "connect", connects)
+    monkeypatch.setattr(Channel, "connect", lambda _: Channel(agent.theirs))
     enter = Link._enter
 
     def enters(link: Link, timeout_s: float) -> None:
@@ -204,6 +199,16 @@ def test_a_process_that_a_program_has_started_is_told_of_one_rank_a_host() -> No
         text = spawned.submit(_connects).result(60)
     assert text.startswith("a group has one rank a host, in the process that nicps has started")
     assert _connects().startswith("this process has used its connection to the agent")
+
+
+def test_a_file_with_the_number_of_a_used_connection_is_left_alone() -> None:
+    """A script that would form a second group, or come back, in a process that nicps has started."""
+    ours, theirs = socket.socketpair()  # as this process opens one: no other inherits it
+    with pytest.raises(NetworkProblem, match="has used its connection to the agent"):
+        Channel.to_agent(f"fd:{theirs.fileno()}")
+    os.set_inheritable(theirs.fileno(), True)
+    Channel.to_agent(f"fd:{theirs.detach()}").close()
+    ours.close()
 
 
 _FORKS = """

@@ -172,6 +172,20 @@ def test_what_cannot_be_kept_is_told_and_stays(host: Host) -> None:
     assert (left / "output.log").read_text() == "printed\n"
 
 
+def test_a_folder_of_a_script_may_have_any_name(host: Host) -> None:
+    """Scripts have their models in `weights`, for one."""
+    (host.rooms.folder / "source" / "weights").mkdir(parents=True)
+    (host.rooms.folder / "source" / "weights" / "sent.pt").write_text("it")
+    end = host.run(WRITES)
+    assert end["result"]["exit_codes"] == {"h1": 0} and end["result"]["weights_identical"]
+
+
+def test_a_script_that_removes_its_folder_has_left_nothing(host: Host) -> None:
+    end = host.run("import shutil; shutil.rmtree('out')")
+    assert end["result"]["exit_codes"] == {"h1": 0} and end["result"]["not_kept"] == {}
+    assert (host.rooms.settings.runs / "run-1" / "h1" / "output.log").read_text() == ""
+
+
 def test_files_that_a_script_writes_outside_of_out_are_told(host: Host) -> None:
     """What was sent with the script is none of them unless it was changed; nor are caches and our own files."""
     (host.rooms.folder / "source").mkdir()
