@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +30,7 @@ comes back with the host's name in front of each line. Ctrl-C ends the script ev
 first host, by rank, where it is not 0; 5 if a host was lost; 8 if all went well, and what a script has left could not
 be kept. See docs/run.md."""
 _NAMED = 5  # files that were removed
+_DRAW_S = 5.0  # a line that is drawn again and again is printed so often
 #: What PyTorch says of a script whose process group is not ours: here no address, or one that leads nowhere.
 _NOT_OURS = (
     "environment variable MASTER_ADDR expected",
@@ -145,18 +148,32 @@ class _Lines:
     def __init__(self, stdout: Any, stderr: Any) -> None:
         self._files = {"stdout": stdout, "stderr": stderr}
         self._rest: dict[tuple[str, str], str] = {}
+        self._drawn_at: dict[tuple[str, str], float] = {}
         self._not_ours = ""
 
     def add(self, host: str, stream: str, text: str) -> None:
         """More output of that host."""
         rest = self._rest.get((host, stream), "")
-        *whole, self._rest[host, stream] = (rest + text).split("\n")
-        self._print(host, stream, whole)
+        *whole, rest = (rest + text).split("\n")
+        self._print(host, stream, [_as_drawn(line) for line in whole])
+        self._rest[host, stream] = self._draw(host, stream, rest) if "\r" in rest else rest
+
+    def _draw(self, host: str, stream: str, line: str) -> str:
+        """A line that is drawn again and again, such as a progress bar: from time to time it is printed as it is.
+
+        Returns what counts of it: the last drawing that is whole, and the next one.
+        """
+        *_, drawn, drawing = line.split("\r")
+        now = time.monotonic()
+        if drawn and now - self._drawn_at.get((host, stream), -math.inf) >= _DRAW_S:
+            self._drawn_at[host, stream] = now
+            self._print(host, stream, [drawn])
+        return f"{drawn}\r{drawing}"
 
     def close(self) -> None:
         """The rest: lines without an end, and what a script's error means here."""
         for (host, stream), rest in self._rest.items():
-            self._print(host, stream, [rest] if rest else [])
+            self._print(host, stream, [_as_drawn(rest)] if rest else [])
         if self._not_ours:
             print(
                 f'nicps: "{self._not_ours}": the process group is not that of nicps. The script needs `import'
@@ -170,6 +187,11 @@ class _Lines:
             print(f"{host}: {line}", file=file)
             self._not_ours = next((text for text in _NOT_OURS if text in line), self._not_ours)
         file.flush()
+
+
+def _as_drawn(line: str) -> str:
+    """What a terminal shows of a line with carriage returns in it."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def _finish(result: Mapping[str, Any], *, as_json: bool) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,29 @@ def test_other_output_is_not_explained() -> None:
     lines.add("h1", "stderr", "ValueError: MASTER_ADDR\n")
     lines.close()
     assert (out.getvalue(), err.getvalue()) == ("", "h1: ValueError: MASTER_ADDR\n")
+
+
+def test_a_progress_bar_is_printed_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one long line, which a script begins anew with each carriage return."""
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    lines = _Lines(out, io.StringIO())
+    for at in range(100):
+        now[0] = at / 10
+        lines.add("h1", "stdout", f"\r{at}%" if at else "0%")
+        lines.add("h2", "stdout", "." if at % 2 else "")
+        assert len(lines._rest["h1", "stdout"]) < 10
+    lines.add("h1", "stdout", "\r100%\nas on Windows\r\n\rlast")
+    lines.close()
+    printed = out.getvalue().splitlines()
+    assert printed == [
+        "h1: 0%",
+        "h1: 50%",
+        "h1: 100%",
+        "h1: as on Windows",
+        "h1: last",
+        "h2: " + "." * 50,
+    ]
 
 
 def test_what_goes_on_once_the_agent_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
