@@ -18,6 +18,7 @@ from trainer.errors import FolderError, JobError
 from trainer.prepare import pack, unpack
 
 ARCHIVE, PREPARED = "job.tar", "prepared.json"
+_UNPACKED = ".nicps-sent"  # the archive, while it is unpacked
 BEGUN = ".begun"  # newer than the files that were sent, and older than all that the script writes (docs/run.md)
 #: Of its folder, for people: whose it is, and where data are to be.
 FOLDER = "script", "name it with --data PATH, which is not sent"
@@ -60,7 +61,11 @@ def run(workdir: Path) -> None:
         JobError: they cannot be unpacked.
     """
     settings = json.loads((workdir / PREPARED).read_text())["settings"]["script"]
-    unpack(workdir / ARCHIVE, workdir)
+    archive = (workdir / ARCHIVE).rename(
+        workdir / _UNPACKED
+    )  # a file of the script's may have its name
+    unpack(archive, workdir)
+    archive.unlink()
     os.chdir(workdir)
     (workdir / BEGUN).touch()
     script = workdir / settings["path"]

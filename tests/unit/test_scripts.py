@@ -180,6 +180,17 @@ def test_a_folder_of_a_script_may_have_any_name(host: Host) -> None:
     assert end["result"]["exit_codes"] == {"h1": 0} and end["result"]["weights_identical"]
 
 
+def test_files_of_a_script_may_have_the_names_of_ours(host: Host) -> None:
+    source = host.rooms.folder / "source"
+    source.mkdir()
+    for name in ("job.tar", "prepared.json", "z.py"):
+        (source / name).write_text("it" * 20_000)
+    end = host.run(
+        "for name in ('job.tar', 'prepared.json', 'z.py'): assert len(open(name).read()) == 40_000"
+    )
+    assert end["result"]["exit_codes"] == {"h1": 0}
+
+
 def test_a_script_that_removes_its_folder_has_left_nothing(host: Host) -> None:
     end = host.run("import shutil; shutil.rmtree('out')")
     assert end["result"]["exit_codes"] == {"h1": 0} and end["result"]["not_kept"] == {}
