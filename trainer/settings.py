@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 import types
@@ -192,7 +193,9 @@ def merge(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
             changes[key] = _convert(key, value, hints[key])
         else:
             known = ", ".join(sorted(names - {"slow"} | {"slow.HOST"}))
-            raise JobError(f"unknown setting {key!r}; known are {known}")
+            near = difflib.get_close_matches(key, names, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise JobError(f"unknown setting {key!r}; {meant}known are {known}")
     merged = implied(dataclasses.replace(settings, **changes, slow=slow))
     if merged.served and changes.get("quorum", 1.0) != 1:
         raise JobError(_wrong("quorum", changes["quorum"], f"1, as system is {merged.system}"))
@@ -251,6 +254,8 @@ def check(settings: Settings) -> None:
         _check_priorities(settings)
     elif settings.priority_cuts is not None:
         _demand(settings, "priority_cuts", False, "none, as priorities is not set")
+    elif settings.priority_scope != "order":
+        _demand(settings, "priority_scope", False, "order, as priorities is not set")
     _demand(settings, "quorum", 0 < settings.quorum <= 1, "over 0 and at most 1")
     _demand(settings, "alarm_below", 0 <= settings.alarm_below <= 1, "from 0 to 1")
     least = MIN_MICRO_BATCHES if settings.quorum < 1 else 1

@@ -77,6 +77,8 @@ def group_of(model: DistributedDataParallel, what: str) -> Group:
     Raises:
         UsageProblem: `what` cannot do anything for it.
     """
+    if isinstance(model, torch.optim.Optimizer):
+        raise UsageProblem(f"{what} takes the model first, and then the optimizer")
     if not isinstance(model, DistributedDataParallel):
         raise UsageProblem(
             f"{what} takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"

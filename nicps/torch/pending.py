@@ -255,7 +255,8 @@ class PendingSteps:
         if missing:
             error = UsageProblem(
                 f"{missing[0]} has no gradient in this step ({len(missing)} parameters have none): all must have one"
-                " after the backward pass, or requires_grad_(False) before parts are made"
+                " after the backward pass, also with find_unused_parameters; call requires_grad_(False) for the others"
+                " before nicps.torch.overlap, or in a job's model()"
             )
             self._parts.fail(error)
             raise error
@@ -326,8 +327,8 @@ class PendingSteps:
         known, found = set(self._place), _trained(self._optimizer)
         if found.keys() != known:
             raise UsageProblem(
-                f"the optimizer has {len(found)} parameters that require a gradient, and had {len(known)} when parts"
-                " were made: make them anew"
+                f"the optimizer has {len(found)} parameters that require a gradient, and had {len(known)} at first:"
+                " a script closes the handle of nicps.torch.overlap, and calls overlap again"
             )
 
     def _warn(self, why: str) -> None:
@@ -408,7 +409,8 @@ def check_model(model: nn.Module) -> None:
 def _check_step(optimizer: Optimizer) -> None:
     if "step" in optimizer.__dict__ and not hasattr(optimizer.step, SCHEDULED):
         raise UsageProblem(
-            "the optimizer's `step` was replaced by another function: make parts before that is done"
+            "the optimizer's `step` was replaced by another function: call nicps.torch.overlap before that, and once"
+            " for each optimizer"
         )
 
 

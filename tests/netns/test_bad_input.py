@@ -147,7 +147,7 @@ def test_data_that_is_cut_off(network: Network, open_path: Path, what: str) -> N
     [
         (
             "quorom=0.5",
-            "unknown setting 'quorom'; known are admit, alarm_below, average_all_buffers, ",
+            "unknown setting 'quorom'; did you mean quorum? known are admit, alarm_below, average_all_buffers, ",
         ),
         ("quorum=1.5", "setting quorum is 1.5; it must be over 0 and at most 1"),
         ("batch=many", "setting batch is 'many'; it must be int"),

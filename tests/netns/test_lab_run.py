@@ -203,7 +203,12 @@ def test_what_scripts_print_is_on_stdout_but_with_json(driver: Driver, as_json: 
             marks=pytest.mark.long,
         ),
         pytest.param(
-            *(["--set", "sed=1"], MINE, 2, "unknown setting 'sed'; known are admit, alarm_below"),
+            *(
+                ["--set", "sed=1"],
+                MINE,
+                2,
+                "unknown setting 'sed'; did you mean seed? known are admit, alarm_below",
+            ),
             marks=pytest.mark.long,
         ),
         (["--set", "micro_batches=2"], MINE, 2, "setting micro_batches is 2; it must be at least"),

@@ -250,12 +250,12 @@ def test_torch_func_over_parameters_that_are_pending(scene: Scene) -> None:
 
 def test_a_parameter_that_is_added_later(scene: Scene) -> None:
     scene.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
-    refused(scene.optimizer.step, "has 7 parameters that require a gradient, and had 6 when")
+    refused(scene.optimizer.step, "has 7 parameters that require a gradient, and had 6 at first")
 
 
 def test_a_parameter_that_is_frozen_later(scene: Scene) -> None:
     scene.model[0].weight.requires_grad_(False)
-    refused(scene.optimizer.step, "has 5 parameters that require a gradient, and had 6 when")
+    refused(scene.optimizer.step, "has 5 parameters that require a gradient, and had 6 at first")
 
 
 def test_models_that_are_refused() -> None:

@@ -47,7 +47,7 @@ def test_none_unsets() -> None:
         (
             "quorom",
             1,
-            "unknown setting 'quorom'; known are admit, alarm_below, average_all_buffers, batch, .*slow.HOST",
+            r"unknown setting 'quorom'; did you mean quorum\? known are admit, alarm_below, .*slow.HOST",
         ),
         ("quorum", 0, "quorum is 0.0; it must be over 0 and at most 1"),
         ("quorum", 1.5, "quorum is 1.5"),
