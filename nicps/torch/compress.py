@@ -71,18 +71,22 @@ def compress(
     return Compression(model, group, lane or "i8", scaler)
 
 
+def _not_wrapped(given: object, what: str) -> str:
+    if isinstance(given, torch.optim.Optimizer):
+        return f"{what} takes the model first, and then the optimizer"
+    return (
+        f"{what} takes a DistributedDataParallel, not {type(given).__name__}: wrap the model first"
+    )
+
+
 def group_of(model: DistributedDataParallel, what: str) -> Group:
     """The group over which the model's gradients are averaged.
 
     Raises:
         UsageProblem: `what` cannot do anything for it.
     """
-    if isinstance(model, torch.optim.Optimizer):
-        raise UsageProblem(f"{what} takes the model first, and then the optimizer")
     if not isinstance(model, DistributedDataParallel):
-        raise UsageProblem(
-            f"{what} takes a DistributedDataParallel, not {type(model).__name__}: wrap the model first"
-        )
+        raise UsageProblem(_not_wrapped(model, what))
     group = getattr(model.process_group, "group", None)
     if not isinstance(group, Group):
         raise UsageProblem(

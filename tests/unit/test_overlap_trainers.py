@@ -153,7 +153,8 @@ def test_of_a_loss_behind_the_end_of_the_handle_the_backend_tells(group: Slow) -
     model, optimizer = made(sgd)
     handle = Overlap(model, optimizer, group, Settings(channels=2))
     train(model, optimizer, 2)
-    group.size, group.names = 2, ("h1", "h2")
+    group.size = group.world = 2
+    group.names = "h1", "h2"
     for told in ("gradients are averaged over the 1 hosts", "while DDP goes on dividing by 2"):
         with pytest.warns(UserWarning, match=rf"nicps: lost h2 \(rank 1\): .*{told}") as found:
             group.on_loss((1,))
@@ -177,6 +178,14 @@ def test_where_a_loss_is_told_the_handle_waits_for_nothing(group: Slow) -> None:
     group._note_lost(())
     assert refused == ["wait", "close"]
     handle.close()
+
+
+def test_a_model_comes_before_its_optimizer() -> None:
+    model, optimizer = made(sgd)
+    with pytest.raises(UsageProblem, match="overlap takes the model first, and then the optimizer"):
+        overlap(optimizer, model)  # type: ignore[arg-type]
+    with pytest.raises(UsageProblem, match="not Model: wrap the model first"):
+        overlap(model.module, optimizer)
 
 
 # ---- DDP's flag

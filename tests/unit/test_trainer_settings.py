@@ -159,6 +159,10 @@ def test_refuses_what_servers_cannot_have(settings: dict[str, Any], message: str
         ({"priority_cuts": "3,5"}, "priority_cuts is '3,5'; it must be equal, or fewer numbers"),
         ({"priority_cuts": "front"}, "priority_cuts is 'front'; it must be equal, or fewer"),
         ({"priorities": None, "priority_cuts": "3"}, "priority_cuts is '3'; it must be none, as"),
+        (
+            {"priorities": None, "priority_scope": "queue"},
+            "priority_scope is 'queue'; it must be order, as",
+        ),
     ],
 )
 def test_refuses_what_a_plan_cannot_have(settings: dict[str, Any], message: str) -> None:
