@@ -163,13 +163,18 @@ def test_a_rank_that_has_no_more_steps_is_told_of_by_the_name_that_scripts_use()
     assert text.endswith("(rank 1): destroy_process_group"), text
 
 
-def test_a_digest_is_of_the_models_that_a_script_has(tmp_path: Path) -> None:
+def test_a_digest_is_of_the_models_that_a_script_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In whichever order, and without what it has let go of: ranks collect garbage at different times."""
 
     class Wrapped(nn.parallel.DistributedDataParallel):
         def __init__(self, value: float) -> None:
             nn.Module.__init__(self)
             self.held, self.itself = nn.Parameter(torch.full((3,), value)), [self]
+
+    # Models of other tests are perhaps still there.
+    monkeypatch.setattr("nicps.torch.backend.DistributedDataParallel", Wrapped)
 
     def digest(*values: float) -> str:
         path = tmp_path / "weights"
