@@ -61,9 +61,8 @@ def run(workdir: Path) -> None:
         JobError: they cannot be unpacked.
     """
     settings = json.loads((workdir / PREPARED).read_text())["settings"]["script"]
-    archive = (workdir / ARCHIVE).rename(
-        workdir / _UNPACKED
-    )  # a file of the script's may have its name
+    # A file of the script's may have the archive's name.
+    archive = (workdir / ARCHIVE).rename(workdir / _UNPACKED)
     unpack(archive, workdir)
     archive.unlink()
     os.chdir(workdir)

@@ -11,7 +11,7 @@ import gc
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -131,11 +131,19 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
     def _allreduce(self, tensor: torch.Tensor, opts: Any, event: Event | None = None) -> Work:
         operation = _operation(opts)
-        if self.group.late:
-            future = _too_early()
-        else:
-            future = self.group.all_reduce(_numbers(tensor), operation, dtype=_name(tensor))
+        reduce = self.group.all_reduce
+        future = self._reduced(reduce, _numbers(tensor), operation, dtype=_name(tensor))
         return work_of(event, future, partial(_write, tensor), [tensor])
+
+    def _reduced(
+        self, reduce: Callable[..., Future[Any]], *given: Any, dtype: str | None
+    ) -> Future[Any]:
+        """What the group's call comes to; it fails in a process that has come late, which would train alone."""
+        if not self.group.late:
+            return reduce(*given, dtype=dtype)
+        future: Future[Any] = Future()
+        future.set_exception(join.too_early())
+        return future
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Each by itself."""
@@ -150,13 +158,8 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """One tensor, at the root in place."""
-        tensor, operation = _only(tensors), _operation(opts)
-        if self.group.late:
-            future = _too_early()
-        else:
-            future = self.group.reduce(
-                _numbers(tensor), opts.rootRank, operation, dtype=_name(tensor)
-            )
+        tensor, about = _only(tensors), (opts.rootRank, _operation(opts))
+        future = self._reduced(self.group.reduce, _numbers(tensor), *about, dtype=_name(tensor))
 
         def write(result: Array | None) -> None:
             if result is not None:
@@ -267,11 +270,8 @@ class ProcessGroupNicps(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _scatter_sum(self, output: torch.Tensor, whole: Array, opts: Any) -> Any:
-        operation = _operation(opts)
-        if self.group.late:
-            future = _too_early()
-        else:
-            future = self.group.reduce_scatter(whole, operation, dtype=_name(output))
+        reduce, operation = self.group.reduce_scatter, _operation(opts)
+        future = self._reduced(reduce, whole, operation, dtype=_name(output))
         return work_of(
             event_of("reduce_scatter", [output]), future, partial(_write, output), [output]
         )
@@ -334,12 +334,6 @@ def _world_tcp() -> Tcp:
         else Tcp("the default group is not nicps's")
     )
     return tcp
-
-
-def _too_early() -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_exception(join.too_early())
-    return future
 
 
 def leave_digest(path: Path) -> None:

@@ -54,6 +54,8 @@ class Work(_Work):  # type: ignore[misc]
 
     def _await(self, seconds: float | None = None) -> None:
         """Wait in Python, where Ctrl-C is heard."""
+        if self._done.done():
+            return
         done = threading.Event()
         self._done.then(lambda _: done.set())
         if not done.wait(seconds):
