@@ -36,8 +36,8 @@ def why_not(lead: Host, reason: str) -> str:
         return "" if any(not h.believes for h in named) else "all who it may be about believe it"
     if "in a row, without a round in between" in reason:
         return "" if any(h.losses >= 4 for h in named) else "its programs were not lost so often"
-    if "the model built here differs" in reason:  # before its first round
-        return "" if any(map(_tampered, named)) else "nobody has tampered with it"
+    if "the model built here differs" in reason:  # before its first round, from that of a lead
+        return "" if any(map(_tampered, [*named, *_leads(lan)])) else "nobody has tampered with it"
     if "ended with an error" in reason:
         return "" if any(h.sick for h in named) else "nobody whom it may be about is sick"
     departs = ("it was killed", "it has not moved", "has left the network")
@@ -47,6 +47,17 @@ def why_not(lead: Host, reason: str) -> str:
         holders = [h.node.name for h in lan.hosts if heard(lead, h) and holds(h, lead)]
         return f"{holders} have the job" if holders else ""
     return "no rule knows that reason"
+
+
+def _leads(lan: Lan) -> list[Host]:
+    """Who leads, and who has led before: what members compare theirs with may be of one who was killed since."""
+    names = {
+        member.name
+        for members, _, lead, *_ in lan.checks.views.values()
+        for member in members
+        if member.number == lead
+    }
+    return [host for host in lan.hosts if host.node.name in names]
 
 
 def _tampered(host: Host) -> bool:

@@ -160,6 +160,13 @@ def test_a_lead_pauses_after_it_has_stopped_the_job(seed: int) -> None:
     assert run(range(seed, seed + 1))
 
 
+def test_a_lead_whose_model_was_tampered_with_is_killed_as_it_has_decided_on_the_first_round() -> (
+    None
+):
+    """The models of all others agree, but not with what it has decided: the next lead stops the job for that."""
+    assert run(range(1524310, 1524311)) == {"stopped": 1}
+
+
 def test_the_program_that_says_its_last_word_is_not_the_next_one() -> None:
     """A kill comes while the agent takes a program's word; the next program has been started, and goes on."""
     assert run(range(502401, 502402))
