@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainer.prepare import pack, unpack
 ARCHIVE, PREPARED = "job.tar", "prepared.json"
 _UNPACKED = ".nicps-sent"  # the archive, while it is unpacked
 BEGUN = ".begun"  # newer than the files that were sent, and older than all that the script writes (docs/run.md)
+_COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2), by which the kernel dates files
 #: Of its folder, for people: whose it is, and where data are to be.
 FOLDER = "script", "name it with --data PATH, which is not sent"
 
@@ -67,9 +69,16 @@ def run(workdir: Path) -> None:
     archive.unlink()
     os.chdir(workdir)
     (workdir / BEGUN).touch()
+    _await_later(workdir / BEGUN)
     script = workdir / settings["path"]
     # As `python script.py` does it: the script's folder is where modules are looked for first.
     os.execv(sys.executable, [sys.executable, str(script), *settings["arguments"]])
+
+
+def _await_later(path: Path) -> None:
+    """Wait until files that are written from now on are newer: the kernel's clock for them goes on in ticks."""
+    while time.clock_gettime_ns(_COARSE) <= path.stat().st_ctime_ns:
+        time.sleep(0.001)
 
 
 def main() -> int:

@@ -54,7 +54,11 @@ class Left:
             keep_files(self._base, self._kept, {OUTPUT: OUTPUT})
             out = self._base / "work" / _KEPT
             if os.path.lexists(out):  # the script may have removed it
-                copy_tree(out, self._kept / _KEPT)
+                # Files of an earlier run may have been sent with the script's folder.
+                begun = 0
+                with contextlib.suppress(OSError):  # it has not begun, or has removed the mark
+                    begun = _begun_ns(self._base / "work")
+                copy_tree(out, self._kept / _KEPT, since_ns=begun)
         except Exception as error:  # the run ends with any error, and reports it
             text = f"{explain('keep what the script has left', error)}; it is in {self._aside}"
             self.why = one_line(text).encode()[:_MOST_TEXT].decode(errors="ignore")
@@ -84,7 +88,7 @@ def written(folder: Path) -> dict[str, Any]:
     Raises:
         OSError: it has not begun, or files go away meanwhile.
     """
-    begun = (folder / BEGUN).stat(follow_symlinks=False).st_ctime_ns
+    begun = _begun_ns(folder)
     found: list[str] = []
     for at, folders, names in os.walk(folder):
         inner = Path(at).relative_to(folder)
@@ -102,6 +106,15 @@ def written(folder: Path) -> dict[str, Any]:
         return {}
     first = [one_line(name)[:_NAME_CHARACTERS] for name in sorted(found)[:_SHOWN]]
     return {"files": len(found), "first": first}
+
+
+def _begun_ns(folder: Path) -> int:
+    """When the script began; what was sent to its folder is older.
+
+    Raises:
+        OSError: it has not begun.
+    """
+    return (folder / BEGUN).stat(follow_symlinks=False).st_ctime_ns
 
 
 def _counts(name: str, ours: tuple[str, ...]) -> bool:

@@ -159,13 +159,16 @@ def keep_tail(source: Path, target: Path) -> None:
     _put(data, target)
 
 
-def copy_tree(source: Path, target: Path) -> None:
+def copy_tree(source: Path, target: Path, since_ns: int = 0) -> None:
     """Copy regular files and folders. Links and files of other kinds are left out, and so are folders too deep in
     the tree.
+
+    Args:
+        since_ns: files that were last changed (ctime) at that time or before are left out, too.
     """
     fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _copy_folder(fd, target)
+        _copy_folder(fd, target, since_ns)
     finally:
         os.close(fd)
 
@@ -214,7 +217,7 @@ def open_file(name: str | Path, folder: int | None = None) -> int:
     return fd
 
 
-def _copy_folder(folder: int, target: Path, depth: int = 1) -> None:
+def _copy_folder(folder: int, target: Path, since_ns: int, depth: int = 1) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(folder):
         try:
@@ -222,10 +225,10 @@ def _copy_folder(folder: int, target: Path, depth: int = 1) -> None:
         except OSError:
             continue  # a link, or gone
         try:
-            mode = os.fstat(fd).st_mode
-            if stat.S_ISDIR(mode) and depth < DEEPEST:
-                _copy_folder(fd, target / name, depth + 1)
-            elif stat.S_ISREG(mode):
+            about = os.fstat(fd)
+            if stat.S_ISDIR(about.st_mode) and depth < DEEPEST:
+                _copy_folder(fd, target / name, since_ns, depth + 1)
+            elif stat.S_ISREG(about.st_mode) and about.st_ctime_ns > since_ns:
                 _copy_file(fd, target / name)
         finally:
             os.close(fd)

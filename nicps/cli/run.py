@@ -163,11 +163,12 @@ class _Lines:
 
         Returns what counts of it: the last drawing that is whole, and the next one.
         """
-        *_, drawn, drawing = line.split("\r")
+        *_, before, drawn, drawing = ["", *line.split("\r")]
+        shown = drawn if drawing else before  # after "\r" alone the end of this line may follow
         now = time.monotonic()
-        if drawn and now - self._drawn_at.get((host, stream), -math.inf) >= _DRAW_S:
+        if shown and now - self._drawn_at.get((host, stream), -math.inf) >= _DRAW_S:
             self._drawn_at[host, stream] = now
-            self._print(host, stream, [drawn])
+            self._print(host, stream, [shown])
         return f"{drawn}\r{drawing}"
 
     def close(self) -> None:

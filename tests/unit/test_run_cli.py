@@ -81,6 +81,18 @@ def test_other_output_is_not_explained() -> None:
     assert (out.getvalue(), err.getvalue()) == ("", "h1: ValueError: MASTER_ADDR\n")
 
 
+def test_the_end_of_a_line_as_on_windows_may_come_in_two_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    lines = _Lines(out, io.StringIO())
+    for piece in ("one\r", "\ntwo\r", "\n", "10%\r", "20%\r", "30%\r", "\n"):
+        now[0] += 10.0
+        lines.add("h1", "stdout", piece)
+    assert out.getvalue().splitlines() == ["h1: one", "h1: two", "h1: 10%", "h1: 20%", "h1: 30%"]
+
+
 def test_a_progress_bar_is_printed_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is one long line, which a script begins anew with each carriage return."""
     out, now = io.StringIO(), [0.0]

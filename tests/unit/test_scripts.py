@@ -205,6 +205,18 @@ def test_files_that_a_script_writes_outside_of_out_are_told(host: Host) -> None:
     assert removed == {"h1": {"files": 5, "first": ["it.py", "logs/1.txt", "logs/2.txt"]}}
 
 
+def test_what_was_sent_in_out_is_not_what_the_script_has_left(host: Host) -> None:
+    """An earlier run has left it in the script's folder; what the script changes of it is kept."""
+    out = host.rooms.folder / "source" / "out"
+    (out / "old").mkdir(parents=True)
+    for name in ("model.pt", "log.csv", "old/1.pt"):
+        (out / name).write_text("of an earlier run")
+    host.run("open('out/log.csv', 'a').write('!'); open('out/old/2.pt', 'w').write('it')")
+    kept = host.rooms.settings.runs / "run-1" / "h1" / "out"
+    found = {p.relative_to(kept).as_posix(): p.read_text() for p in kept.rglob("*") if p.is_file()}
+    assert found == {"log.csv": "of an earlier run!", "old/2.pt": "it"}
+
+
 def test_a_host_that_cancels_tells_all_others(host: Host) -> None:
     """The one that has started the run may be lost: it is told as all are."""
     host.launch(SLEEPS, hosts=3)
