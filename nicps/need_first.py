@@ -11,18 +11,20 @@ Arithmetic only: no clock, no network, and nothing of nicps. Whoever measures is
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 MOST_ROUNDS = 32  # of a step, over all channels (`nicps.wire.MOST_ROUNDS`)
 CONTROL_FRAMES = 12_000  # a second, of all members together: the kernel's limit
 _CONTROL_SHARE = 1 / 4  # of a member's, that rounds may take; each round takes two
+_GROWTHS = 1, 2, 4, 8, 16, 32  # how much larger the last part is than the first
 _SIMPLER = 1.01  # fewer rounds are preferred within this
 _PAYS = 1.03  # by so much several channels must be better than one
 _OFF = 0.15  # a step this far from its prediction is measured again
-_BETTER = 1.05  # by so much another plan must be better than the one in force
+_BETTER = 1.02  # by so much another plan must be better than the one in force
 _SETTLED = 20  # steps until a plan is judged
 _REST = 100  # steps from one measurement to the next
 
@@ -122,29 +124,40 @@ class Part:
         return self.last - self.first
 
 
-def cut(timing: Timing, count: int, grain: int = 1, *, whole: bool = False) -> list[Part]:
-    """At most `count` parts of about equal bytes, in the order of need.
+def cut(
+    timing: Timing, count: int, grain: int = 1, growth: float = 1.0, *, whole: bool = False
+) -> list[Part]:
+    """At most `count` parts in the order of need, each larger by the same factor than the one before it.
 
-    A part ends where a parameter does, if that is within a quarter of a part of the equal share; a larger parameter is
-    cut at a multiple of `grain` bytes.
+    A part ends where a parameter does, if that is within a quarter of a part of its share; a larger parameter is cut at
+    a multiple of `grain` bytes.
 
     Args:
+        growth: the last part's bytes to the first one's; 1: all are about equal.
         whole: every part but the last one is a multiple of `grain`. Then it has the first bytes of the next parameter,
             too, whose gradient is there earlier: so no part is released later.
     """
     places = [0, *accumulate(timing.nbytes)]
     total, ends = places[-1], [0]
-    for at in range(1, count):
-        wanted = total * at / count
-        near = min(places, key=lambda place: abs(place - wanted))
+    sizes = [growth ** (at / max(1, count - 1)) for at in range(count)]
+    scale = total / sum(sizes)
+    for wanted, size in zip(accumulate(sizes[:-1]), sizes, strict=False):
+        wanted, size = wanted * scale, size * scale
+        near = _nearest(places, wanted)
         inside = round(wanted / grain) * grain
-        end = near if abs(near - wanted) <= total / count / 4 else inside
+        end = near if abs(near - wanted) <= size / 4 else inside
         if whole:
             end = -(-end // grain) * grain
         if ends[-1] < end < total:
             ends.append(end)
     ends.append(total)
     return parts_at(timing, ends[1:])
+
+
+def _nearest(places: Sequence[int], wanted: float) -> int:
+    """Of places that rise, the first of those that are nearest."""
+    at = bisect_left(places, wanted)
+    return min(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - wanted))
 
 
 def parts_at(timing: Timing, ends: Sequence[int]) -> list[Part]:
@@ -154,13 +167,9 @@ def parts_at(timing: Timing, ends: Sequence[int]) -> list[Part]:
 
 
 def _part(timing: Timing, places: Sequence[int], first: int, last: int) -> Part:
-    inside = [
-        index
-        for index, (begins, ends) in enumerate(pairwise(places))
-        if begins < last and first < ends
-    ]
-    released = max(timing.released[index] for index in inside)
-    return Part(first, last, released, min(timing.needed[index] for index in inside))
+    # Parameters of no bytes are in no part.
+    inside = slice(bisect_right(places, first) - 1, bisect_left(places, last))
+    return Part(first, last, max(timing.released[inside]), min(timing.needed[inside]))
 
 
 def step_seconds(
@@ -241,6 +250,18 @@ class Plan:
             nbytes[channel] += last - first
         return tuple(each / self.ends[-1] for each in nbytes)
 
+    def alone(self) -> Plan:
+        """The same rounds on one channel."""
+        return Plan(self.ends, (0,) * len(self.channels), self.single, self.single)
+
+    @property
+    def room(self) -> int:
+        """Bytes of the largest part of each channel: so many may be open at a time."""
+        most = [0] * (max(self.channels) + 1)
+        for (first, last), channel in zip(pairwise((0, *self.ends)), self.channels, strict=True):
+            most[channel] = max(most[channel], last - first)
+        return sum(most)
+
 
 def equal_shares(timing: Timing, line: Line, channels: int, rounds: int, grain: int = 1) -> Plan:
     """A plan of so many rounds, in equal numbers on all channels: the first one of a phase."""
@@ -260,6 +281,9 @@ def plan_for(
 ) -> Plan:
     """The plan of the least predicted time; one channel, where several are not 3 % better than it.
 
+    Parts in front may be smaller than those behind them: forward waits for the first ones, whose gradients come last.
+    No plan has more bytes open at a time than the fewest parts of equal size have.
+
     Args:
         channels: at most so many.
         hosts: members, which share the control frames out.
@@ -267,21 +291,33 @@ def plan_for(
         grain: bytes of a fragment. Every part but the last one is a multiple of it.
     """
     control = CONTROL_FRAMES / (hosts + 1) * _CONTROL_SHARE / 2
-    found: dict[int, Plan] = {}
-    for count in range(channels, rounds + 1, channels):
-        if count < min(least, rounds // channels * channels):
-            continue
-        parts = cut(timing, count, grain, whole=True)
-        plan = _descend(timing, line, parts, min(channels, len(parts)))
-        if not found or len(parts) <= max(channels, plan.seconds * control):
-            found.setdefault(len(parts), plan)
-    if not found:
+    counts = [
+        count
+        for count in range(channels, rounds + 1, channels)
+        if count >= min(least, rounds // channels * channels)
+    ]
+    if not counts:
         raise ValueError(f"{rounds} rounds are too few for {channels} channels")
-    shortest = min(plan.seconds for plan in found.values())
-    best = found[min(k for k, plan in found.items() if plan.seconds <= shortest * _SIMPLER)]
-    if best.single < best.seconds * _PAYS:
-        return Plan(best.ends, (0,) * len(best.channels), best.single, best.single)
-    return best
+    found: list[Plan] = []
+    for count, growth in product(counts, _GROWTHS):
+        parts = cut(timing, count, grain, growth, whole=True)
+        plan = _descend(timing, line, parts, min(channels, len(parts)))
+        few = len(parts) <= max(channels, plan.seconds * control)
+        if not found or (
+            few and plan.room <= found[0].room
+        ):  # the first: few parts, and equal ones
+            found.append(plan)
+    best, single = _simplest(found), _simplest([plan.alone() for plan in found])
+    return single if single.seconds < best.seconds * _PAYS else best
+
+
+def _simplest(plans: Sequence[Plan]) -> Plan:
+    """Of those that are about the shortest, the one with the fewest rounds."""
+    most = min(plan.seconds for plan in plans) * _SIMPLER
+    return min(
+        (plan for plan in plans if plan.seconds <= most),
+        key=lambda plan: (len(plan.ends), plan.seconds),
+    )
 
 
 def _equal_cuts(channels: int, parts: int) -> list[int]:
@@ -290,16 +326,24 @@ def _equal_cuts(channels: int, parts: int) -> list[int]:
 
 
 def _planned(timing: Timing, line: Line, parts: Sequence[Part], cuts: Sequence[int]) -> Plan:
-    numbers = tuple(sum(index < cut for cut in cuts) for index in range(len(parts)))
+    numbers = _channels(len(parts), cuts)
     seconds = step_seconds(timing, line, parts, numbers)
     single = step_seconds(timing, line, parts, (0,) * len(parts))
     return Plan(tuple(part.last for part in parts), numbers, seconds, single)
 
 
+def _channels(parts: int, cuts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sum(index < cut for cut in cuts) for index in range(parts))
+
+
 def _descend(timing: Timing, line: Line, parts: Sequence[Part], channels: int) -> Plan:
     """From equal shares, each cut is moved as long as that helps."""
+
+    def seconds(cuts: Sequence[int]) -> float:
+        return step_seconds(timing, line, parts, _channels(len(parts), cuts))
+
     cuts = _equal_cuts(channels, len(parts))
-    best = _planned(timing, line, parts, cuts)
+    best = seconds(cuts)
     moved = True
     while moved:
         moved = False
@@ -310,11 +354,10 @@ def _descend(timing: Timing, line: Line, parts: Sequence[Part], channels: int) -
                     edges = [0, *fresh, len(parts)]
                     if any(first >= last for first, last in pairwise(edges)):
                         break
-                    plan = _planned(timing, line, parts, fresh)
-                    if plan.seconds >= best.seconds:
+                    if (took := seconds(fresh)) >= best:
                         break
-                    cuts, best, moved = fresh, plan, True
-    return best
+                    cuts, best, moved = fresh, took, True
+    return _planned(timing, line, parts, cuts)
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def test_bytes_at_the_rear_need_two_channels(layers: published.Layers) -> None:
         plan_for(timing, line(timing, 1.0), channels=channels, hosts=2).seconds
         for channels in (2, 8)
     )
-    assert two < 1.06 and eight > 0.97 * two
+    assert two < 1.05 and eight > 0.96 * two
     assert overlapped_seconds(timing, line(timing, 1.0), cut(timing, 16)) > 1.3
 
 
@@ -163,6 +163,41 @@ def test_where_nothing_is_gained_there_is_one_channel() -> None:
     assert plan.seconds == plan.single
 
 
+@pytest.mark.parametrize("layers", [published.resnet50(), published.vgg16()])
+def test_small_parts_in_front_hide_nearly_all(layers: published.Layers) -> None:
+    """Forward waits for the front-most part, whose last gradient comes at backward's end: it has few bytes."""
+    timing = published.timing(layers)
+    busy = line(timing, 0.85, latency=0.002)
+    plan = plan_for(timing, busy, channels=4, hosts=2, least=16)
+    equal = min(equal_shares(timing, busy, 4, count).seconds for count in (16, 20, 24, 28, 32))
+    assert plan.seconds < 1.015 < 1.028 < equal
+    first, *_, last = [end - begins for begins, end in pairwise((0, *plan.ends))]
+    assert first < last / 4
+
+
+def test_parts_that_grow_need_no_more_room() -> None:
+    """Than the fewest equal ones of the model: so many bytes are open at a time at most."""
+    for layers in (published.resnet50(), published.vgg16(), published.transformer()):
+        timing = published.timing(layers)
+        busy, most = line(timing, 0.85), equal_shares(timing, Line(0.0, 0.0), 4, 16).room
+        plan = plan_for(timing, busy, channels=4, hosts=2, least=16)
+        assert len(plan.ends) >= 16 and plan.room < 1.15 * most
+
+
+@given(models(), st.integers(1, 32), st.sampled_from([1, 2, 8, 32]))
+def test_parts_grow_towards_the_rear(model: tuple[Timing, Line], count: int, growth: float) -> None:
+    """As far as parameters, whose ends they prefer, let them."""
+    nbytes = tuple(1440 * each for each in model[0].nbytes)
+    timing = Timing(nbytes, *(getattr(model[0], name) for name in ("released", "needed")), 1.0, 1.0)
+    parts = cut(timing, count, 1, growth)
+    assert parts[0].first == 0 and parts[-1].last == sum(nbytes) and len(parts) <= count
+    sizes = [growth ** (at / max(1, count - 1)) for at in range(count)]
+    whole = [sum(sizes[:at]) / sum(sizes) * sum(nbytes) for at in range(1, count)]
+    for part in parts[:-1]:
+        near = min(whole, key=lambda end: abs(end - part.last))
+        assert abs(part.last - near) <= max(sizes) / sum(sizes) * sum(nbytes) / 4 + 1
+
+
 def test_latency_makes_rounds_fewer() -> None:
     cheap, dear = (
         plan_for(EVEN, line(EVEN, 1.0, latency), channels=4, hosts=4) for latency in (0.0, 0.05)
@@ -237,7 +272,7 @@ def test_review() -> None:
     assert not review.asks(105, 4, 1.14), "as predicted"
     assert review.asks(105, 4, 1.16) and review.asks(105, 4, 0.84)
     assert review.asks(105, 3, 1.0), "a host has gone"
-    assert not review.take(106, 3, FAST, 0.93), "not 5 % better"
+    assert not review.take(106, 3, FAST, 0.91), "not 2 % better"
     assert review.plan is SLOW and not review.asks(205, 3, 2.0)
     assert review.take(206, 3, FAST, 0.96) and review.plan is FAST
     assert not review.asks(225, 3, 2.0)
