@@ -60,7 +60,8 @@ class Group(Operations):
     members have left or have come in. `on_loss` is called with `lost` when more have left, in the thread that carries
     out calls, and so cannot make any. `before_all`, what is called in front of each call on all channels (`plan`,
     `admit`, `close`): what it puts on channels comes before that one. `channels`, how many there are; only `plan`
-    changes that. `farewell`, by what name the others are told of `close`, the same at all members.
+    changes that. `farewell`, by what name the others are told of `close`, the same at all members. `parted`: all that
+    were left have closed it together, and `lost` is the same at all of them.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Group(Operations):
         self._link = link
         self._wanted, self._come_in = rank, come_in
         self._timeout_s = timeout_s
-        self.channels, self.farewell = 1, "close"
+        self.channels, self.farewell, self.parted = 1, "close", False
         self._spent: dict[int, Spent] = {}
         self.on_loss: Callable[[tuple[int, ...]], None] | None = None
         self.before_all: list[Callable[[], None]] = []
@@ -442,6 +443,7 @@ class Group(Operations):
         goodbye = Barrier(Kind.of(empty), empty, self.farewell)
         try:
             self._attempt(goodbye.carry_out, goodbye.text, self._ranks)
+            self.parted = True
             link.leave()
         except CollectiveFailed as error:
             link.close(str(error))

@@ -10,11 +10,12 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from nicps.collective import CollectiveFailed, Group
 from nicps.errors import UsageProblem
@@ -29,10 +30,55 @@ _QUIET_S = 10.0  # until a script says that it waits for the others: imports tak
 _FORMING_S = 30.0  # at least, also where a call may take less
 #: The group that the rendezvous has formed, for the process group that is created after it.
 _formed: list[tuple[Group, Tcp]] = []
+#: The group that the rendezvous has formed last.
+_met: list[_Met] = []
 #: The ranks that agents have given this process, in one group after the other: they stay in RANK.
 _given: set[str] = set()
 #: C++ has only a part of a store that is made in Python: the rest must stay.
 _stores: list[Store] = []
+
+
+@dataclass(slots=True)
+class _Met:
+    """A group that a rendezvous has formed.
+
+    Attributes: `said`, RANK and WORLD_SIZE in the environment since then; `times`, how often its store was handed out.
+    """
+
+    group: Group
+    said: tuple[str | None, str | None]
+    times: int = 0
+
+    @property
+    def under_way(self) -> bool:
+        """This process is in it, and so cannot form another one."""
+        return not (self.group.out or self.group.late)
+
+    def store(self, timeout: timedelta) -> Store:
+        """Its store, each time with keys of its own."""
+        self.times += 1
+        store = GroupStore(self.group)
+        store.set_timeout(timeout)
+        _stores.append(store)
+        return store if self.times == 1 else PrefixStore(f"rendezvous {self.times}", store)
+
+    def renumber(self) -> None:
+        """All ranks that were left have left together: the next group is theirs, in the same order.
+
+        A script that has changed RANK or WORLD_SIZE since says itself whom it waits for.
+        """
+        group = self.group
+        if not group.parted or self.said != _said():
+            return
+        left = [rank for rank in range(group.size) if rank not in group.lost]
+        rank = str(left.index(group.rank))
+        if self.said[0] in _given:
+            _given.add(rank)
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = rank, str(len(left))
+
+
+def _said() -> tuple[str | None, str | None]:
+    return os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
 
 
 def register() -> None:
@@ -48,7 +94,7 @@ def register() -> None:
 
     def from_environment(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         address = os.environ.get("MASTER_ADDR")
-        if address is None or _is_run() or not _has_rank(url):
+        if address is None or _is_run() or not _has_rank(url, by_torch="timeout" not in kwargs):
             yield from meet(url, **kwargs)
             return
         found = by_environment(url, **kwargs)
@@ -69,31 +115,49 @@ def _is_run() -> bool:
     return "NICPS_WEIGHTS" in os.environ
 
 
-def _has_rank(url: str) -> bool:
-    """The script or its environment says the rank, as under torchrun: one that an agent has given does not count."""
+def _has_rank(url: str, *, by_torch: bool = False) -> bool:
+    """The script or its environment says the rank, as under torchrun: one that an agent has given does not count.
+
+    Args:
+        by_torch: torch may have put RANK into the URL, as `init_rpc` does for a script that says no rank.
+            `init_process_group`, which says a time-out, has no rank there but the script's.
+    """
     said = os.environ.get("RANK")
-    return "rank" in parse_qs(urlparse(url).query) or said not in (None, *_given)
+    ranks = parse_qs(urlparse(url).query).get("rank", ())
+    if ranks and not (by_torch and ranks[-1] == said):
+        return True
+    return said not in (None, *_given)
 
 
 def meet(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Form the group: its size and this process's rank are in the URL or the environment, or the agent's to say."""
+    """Form the group: its size and this process's rank are in the URL or the environment, or the agent's to say.
+
+    A process is in one group only: while that is under way, as when `init_rpc` comes behind `init_process_group`, its
+    members meet in it again.
+    """
+    if not (_met and _met[-1].under_way):
+        if _met:
+            _met[-1].renumber()
+        _form(url, timeout)
+    met = _met[-1]
+    yield met.store(timeout), met.group.rank, met.group.size
+
+
+def _form(url: str, timeout: timedelta) -> None:
     query = {key: values[-1] for key, values in parse_qs(urlparse(url).query).items()}
     size = int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
     said = query.get("rank", os.environ.get("RANK"))
     group, tcp = form_with_tcp(max(size, 0), int(said) if said is not None else None, timeout)
     if tcp.refusal:  # Gloo would find the store, and wait for connections that cannot be made
         os.environ.setdefault("GLOO_SOCKET_IFNAME", NO_TCP)
-    _formed.append((group, tcp))
-    store = GroupStore(group)
-    store.set_timeout(timeout)
+    _formed[:] = [(group, tcp)]
     if "RANK" not in os.environ:
         _given.add(str(group.rank))
     for name, value in (("RANK", group.rank), ("WORLD_SIZE", group.size), ("LOCAL_RANK", 0)):
         os.environ.setdefault(name, str(value))
-    _stores.append(store)
-    yield store, group.rank, group.size
+    _met[:] = [_Met(group, _said())]
 
 
 def take(rank: int, size: int, timeout: timedelta) -> tuple[Group, Tcp]:
