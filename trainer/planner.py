@@ -30,7 +30,7 @@ class Planner:
         channels: at most so many.
         rounds: of training in all, None if unknown.
 
-    Attributes: `predicted`, seconds of a step with the plan that is in force, or is about to be; None: not known.
+    Attributes: `predicted`, seconds of a step with the plan that is in force; None: not known.
     """
 
     def __init__(self, parts: Parts, channels: int, rounds: int | None) -> None:
@@ -40,6 +40,9 @@ class Planner:
         self._seconds: list[float] = []  # of the steps since the phase has begun
         self._rest = 0.0
         self.predicted: float | None = None
+        self._proposed: tuple[list[list[int]], float] | None = (
+            None  # its rounds, and seconds of a step
+        )
         self._undescribed: Plan | None = None
 
     # ---- what is measured
@@ -48,6 +51,8 @@ class Planner:
         """A phase begins, with these."""
         self._measured.abandon()
         if parts is not self._parts:
+            rounds, seconds = self._proposed or ([], None)
+            self.predicted = seconds if parts.fragments == rounds else None
             self._parts = parts
             self._measured.clear()
             self._seconds.clear()
@@ -101,6 +106,8 @@ class Planner:
     def propose(self, trained: int, hosts: int) -> list[list[int]]:
         """The rounds of another plan, in fragments, by channel; empty: it stays as it is.
 
+        Whether they come into force others decide, too: `enter` tells.
+
         Args:
             trained, hosts: as `measures`.
         """
@@ -123,9 +130,13 @@ class Planner:
         self._review.plan = kept  # as it is measured now
         if not self._review.take(trained, hosts, plan, kept.seconds):
             plan = kept
-        self.predicted, self._undescribed = plan.seconds + self._rest, plan
+        self._undescribed, seconds = plan, plan.seconds + self._rest
         rounds = parts.rounds_of(plan)
-        return rounds if rounds != parts.fragments else []
+        if rounds != parts.fragments:
+            self._proposed = rounds, seconds
+            return rounds
+        self._proposed, self.predicted = None, seconds
+        return []
 
     def _kept(self, timing: Timing, line: Line) -> Plan:
         """The plan in force, by that measurement."""
@@ -144,13 +155,13 @@ class Planner:
     def described(self) -> str:
         """What was worked out last, for people; empty once it was asked for."""
         plan, self._undescribed = self._undescribed, None
-        if plan is None or self.predicted is None:
+        if plan is None:
             return ""
         shares = " ".join(f"{share:.0%}" for share in plan.shares)
         how = "one channel" if len(plan.shares) == 1 else f"{len(plan.shares)} channels"
         return (
             f"need first: {len(plan.ends)} rounds a step on {how} (bulk first, of the bytes: {shares}); a step should"
-            f" take {self.predicted:.3f} s, and {plan.single + self._rest:.3f} s on one channel"
+            f" take {plan.seconds + self._rest:.3f} s, and {plan.single + self._rest:.3f} s on one channel"
         )
 
 

@@ -298,7 +298,6 @@ class Overlap(Losses):
 
     def _begin(self, agreed: Agreed) -> None:
         """Make the steps of that plan from now on."""
-        said = self._run.flag.take() if self._run is not None else None
         self._end()
         settings, group, shares = self._settings, self._group, agreed.shares
         self._uses = None
@@ -309,14 +308,13 @@ class Overlap(Losses):
         flowing = Flowing(group, parts, shares.channels, *how, serial=serial)
         module, optimizer = self._model.module, self._optimizer
         flag = Flag(self._model)
-        if said is not None:  # by the script, for the next forward pass
-            self._model.require_backward_grad_sync = said
 
         def offer(part: Part, vector: torch.Tensor) -> Future[Any]:
             flag.check()
             return flowing.offer(part, vector)
 
         pending = PendingSteps(module, optimizer, parts, offer, self._stepped)
+        pending.syncs = flag.said
         self._run = run = _Run(agreed, flowing, pending, flag)
         group.before_all.append(flowing.settle)
         self._model.no_sync = run.no_sync  # type: ignore[method-assign]

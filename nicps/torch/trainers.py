@@ -53,11 +53,14 @@ class Flag:
 
     Scripts set it in front of a forward pass, in place of `no_sync`. Trainers set it too. DDP looks at it in its
     forward pass, and would average gradients beside us if it were true.
+
+    Attributes: `said`, what the script has set last.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model: Any = model
-        model.require_backward_grad_sync = _NOT_DDP
+        self.said = bool(self._model.require_backward_grad_sync)
+        self._model.require_backward_grad_sync = _NOT_DDP
 
     def take(self) -> bool | None:
         """In front of a forward pass: what the script has set since the last one; None: nothing."""
@@ -65,7 +68,8 @@ class Flag:
         if found is _NOT_DDP:
             return None
         self._model.require_backward_grad_sync = _NOT_DDP
-        return bool(found)
+        self.said = bool(found)
+        return self.said
 
     def check(self) -> None:
         """In a backward pass.
@@ -80,5 +84,6 @@ class Flag:
             )
 
     def give_back(self) -> None:
-        """DDP averages again."""
-        self._model.require_backward_grad_sync = True
+        """DDP averages again, or parts of another plan do: what the script has set goes on to count."""
+        self.take()
+        self._model.require_backward_grad_sync = self.said

@@ -230,13 +230,23 @@ def test_no_sync_behind_a_flag_that_no_forward_pass_has_met(group: Slow, flag: b
     assert bits(pairs[0][0]) == bits(pairs[1][0])
 
 
-def test_a_flag_that_is_set_in_front_of_a_step_after_which_the_plan_changes(group: Slow) -> None:
+@pytest.mark.parametrize("then", ["another plan", "residuals are loaded", "the end"])
+def test_a_flag_counts_also_for_what_comes_after_the_parts_that_there_are(
+    group: Slow, then: str
+) -> None:
     pairs = [made(sgd) for _ in range(2)]
     handle = Overlap(*pairs[0], group, Settings(channels=2))
     for each in pairs:
         train(*each, 2)
     pairs[0][0].require_backward_grad_sync = pairs[1][0].require_backward_grad_sync = False
-    handle._begin(handle._run.agreed)
+    match then:
+        case "another plan":
+            handle._begin(handle._run.agreed)
+        case "residuals are loaded":
+            handle.load_state_dict(handle.state_dict())
+        case "the end":
+            handle.close()
+            assert pairs[0][0].require_backward_grad_sync is False
     for model, optimizer in pairs:
         optimizer.zero_grad()
         loss_of(model, 2).backward()

@@ -81,6 +81,7 @@ def test_what_is_measured_makes_the_plan_and_its_prediction() -> None:
     plan = expected(parts, TIMING)
     rounds = planner.propose(5, 2)
     assert rounds == parts.rounds_of(plan) != parts.fragments
+    planner.enter(parts.replanned(rounds))
     assert planner.predicted == pytest.approx(plan.seconds + REST, rel=0.01)
     assert planner.described.startswith(f"need first: {len(plan.ends)} rounds a step on 4 channels")
     assert planner.described == "", "it is said once"
@@ -116,6 +117,23 @@ def test_a_plan_that_is_hardly_better_is_not_taken() -> None:
     assert planner.predicted == pytest.approx(kept + REST, rel=0.01)
     train_on = [planner.measures(step, 2) for step in range(5, 200)]
     assert not any(train_on[:95]), "it is let alone for a while"
+
+
+def test_a_plan_that_never_comes_into_force_is_not_what_a_step_is_predicted_by() -> None:
+    """Another member may lead when its phase would begin, or a lost one end the job."""
+    parts = parts_of()
+    planner = Planner(parts, 4, None)
+    train(planner, parts, 4)
+    rounds = planner.propose(5, 2)
+    assert rounds and planner.predicted is None, "not yet"
+    planner.enter(parts)  # a phase without it
+    assert planner.predicted is None
+    other = parts.replanned(parts.rounds_of(expected(parts, replace(TIMING, forward=3.0))))
+    assert other.fragments not in (rounds, parts.fragments)
+    planner.enter(other)
+    assert planner.predicted is None, "the plan of another one that leads"
+    planner.enter(parts.replanned(rounds))
+    assert planner.predicted is not None, "its own, later"
 
 
 def test_nothing_is_measured_for_the_last_steps() -> None:
