@@ -7,6 +7,10 @@ import contextlib
 import io
 import pickle
 import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -23,6 +27,7 @@ from nicps.torch.waiting import print_if_slow
 
 _QUIET_S = 3.0  # until a process that waits to come in says so
 _WAITS = "this process has come to a group that is under way: it waits until the other ranks call State.sync()"
+_MOST_HANDLES = 64  # of one process, that are told of to the others
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
 
 
@@ -85,7 +90,7 @@ class State:
                 for handle in handles:
                     handle.forget()
                 self._load(data)
-            for handle in handles:
+            for handle in common(group, handles):
                 handle.renew()
             return True
         raise MemberLost("nobody is left of the ranks that had the state")
@@ -123,7 +128,13 @@ class State:
 
 
 class Renewed(Protocol):
-    """What must know of hosts that have come in."""
+    """What must know of hosts that have come in.
+
+    Attributes: `alike`, a checksum of what must be the same at all ranks if `renew` makes calls; 0: it makes none.
+    """
+
+    @property
+    def alike(self) -> int: ...
 
     def forget(self) -> None:
         """This process takes the state of the others."""
@@ -141,13 +152,45 @@ def note_renewed(group: Group, handle: Renewed) -> None:
 
 
 def forget_renewed(group: Group, handle: Renewed) -> None:
-    """It is closed. Of one that is let go without that the others may still have theirs: garbage is collected at no
-    point that all have in common."""
+    """It is closed."""
     _renewed[group] = [each for each in _renewed.get(group, ()) if each() is not handle]
 
 
 def _renewed_of(group: Group) -> list[Renewed]:
     return [handle for each in _renewed.get(group, ()) if (handle := each()) is not None]
+
+
+def common(group: Group, handles: Sequence[Renewed]) -> list[Renewed]:
+    """Those that all ranks have, in an order that is the same at all of them. All ranks call it.
+
+    One that a script has let go of without closing it may be left at some ranks only: garbage is collected at no point
+    that all have in common, and a process that has come in did not make it. Of equal ones the last made are meant.
+
+    Raises:
+        UsageProblem: the ranks have handles of different models or settings. All of them get it.
+    """
+    table = np.zeros((group.size, 1 + _MOST_HANDLES), np.int32)
+    last = [each for each in handles if each.alike][-_MOST_HANDLES:]
+    table[group.rank, : 1 + len(last)] = 1, *(each.alike for each in last)
+    found = group.all_reduce(table.reshape(-1)).result().reshape(table.shape)
+    has = {rank: Counter(row[row > 0].tolist()) for rank, row in enumerate(found[:, 1:])}
+    has = {rank: each for rank, each in has.items() if found[rank, 0]}
+    shared = reduce(and_, has.values())
+    rest = {rank: left for rank, each in has.items() if (left := set(each - shared))}
+    first = min(rest, default=0)
+    differ = [r for r, left in rest.items() if left - rest[first] and rest[first] - left]
+    if differ:
+        names = ", ".join(f"{group.names[rank]} (rank {rank})" for rank in differ)
+        raise UsageProblem(
+            f"the model or the settings of overlap() at {names} are not those of {group.names[first]} (rank {first}):"
+            " start the same script on every host, and close() a handle that it does not need any more"
+        )
+    taken = []
+    for each in reversed(last):
+        if shared[each.alike]:
+            shared[each.alike] -= 1
+            taken.append(each)
+    return [each for each in handles if not each.alike] + sorted(taken, key=lambda each: each.alike)
 
 
 def average(_, bucket):  # type: ignore[no-untyped-def]

@@ -44,6 +44,7 @@ class ChangeAverager(PeriodicModelAverager):
         ValueError: a number is too small.
     """
 
+    alike = 0  # as `Renewed`
     _known: torch.Tensor | None = None  # float32 (n,): what all ranks had after the last average
     _residual: torch.Tensor | None = None
 

@@ -70,6 +70,8 @@ class LowRank(Losses):
     the warm-up as `Averaging` has them.
     """
 
+    alike = 0  # as `Renewed`
+
     def __init__(
         self,
         model: DistributedDataParallel,

@@ -143,7 +143,7 @@ class _Run:
 class Overlap(Losses):
     """The handle of a model whose steps are made part by part.
 
-    Attributes: as `Losses`: `lost` and `on_loss`.
+    Attributes: as `Losses`: `lost` and `on_loss`. `alike`: a checksum of what all ranks must have alike.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Overlap(Losses):
         check(model, optimizer, self._named, settings.cuts)
         self._sizes = [parameter.numel() for _, parameter in self._named]
         shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in self._named]
-        self._known = checksum(shapes, type(optimizer).__name__, settings)
+        self.alike = checksum(shapes, type(optimizer).__name__, settings)
         self._run: _Run | None = None
         self._planner: Planner | None = None
         self._kept: dict[str, Array] = {}  # residuals, between two plans
@@ -270,7 +270,7 @@ class Overlap(Losses):
             shares = Shares.equal(sizes, min(self._settings.channels, len(sizes)))
         else:
             shares = Shares.by_hand(sizes, cuts)
-        agreed = agree(self._group, Agreed(order, shares), len(self._named), self._known)
+        agreed = agree(self._group, Agreed(order, shares), len(self._named), self.alike)
         assert agreed is not None
         count = self._settings.count
         if self._group.channels <= count:  # another model's parts may have more
@@ -286,7 +286,7 @@ class Overlap(Losses):
     def renew(self) -> None:
         """Hosts have come in: they go on with the parts of the others. All ranks call it, with the same state."""
         mine = self._run.agreed if self._run is not None else None
-        agreed = agree(self._group, mine, len(self._named), self._known)
+        agreed = agree(self._group, mine, len(self._named), self.alike)
         self._had_sync = True  # at hosts that have come in no forward pass says otherwise
         if agreed is None or self._run is not None:
             return
@@ -365,7 +365,7 @@ class Overlap(Losses):
             mine = None
             if plan is not None:
                 mine = replace(agreed, shares=plan.shares, predicted_s=plan.seconds)
-            found = agree(self._group, mine, len(self._named), self._known)
+            found = agree(self._group, mine, len(self._named), self.alike)
             if found is not None and found.shares != agreed.shares:
                 self._begin(found)
             elif found is not None:

@@ -226,3 +226,80 @@ def test_a_process_that_waits_to_come_in_says_so(
     assert not State(epoch=1).sync()
     text = "it waits until the other ranks call State.sync()\n"
     assert stderr.said.endswith(text) if late else not stderr.said
+
+
+class Handle:
+    """One whose renewal is a call."""
+
+    def __init__(self, alike: int, group: Group) -> None:
+        self.alike, self._group = alike, group
+        self.renewed: list[Any] = []
+
+    def forget(self) -> None:
+        """As `Renewed`."""
+
+    def renew(self) -> None:
+        if self.alike:
+            call = self._group.all_reduce(np.full(3 + self.alike, 1.0, np.float32))
+            self.renewed.append(call.result()[0])
+        else:
+            self.renewed.append(None)
+
+
+@pytest.mark.parametrize(
+    ("made", "renewed"),
+    [
+        ([[7], [7], [7]], [[0], [0], [0]]),
+        # Those that a script has let go of are garbage at some ranks, and were never made at a late one.
+        ([[7, 9], [9], [9]], [[1], [0], [0]]),
+        ([[7, 7, 9], [7, 9], [9, 7]], [[1, 2], [0, 1], [0, 1]]),
+        ([[7], [], []], [[], [], []]),
+        ([[7, 0], [0], [0]], [[1], [0], [0]]),
+        ([[], [], []], [[], [], []]),
+    ],
+)
+def test_only_handles_that_all_ranks_have_are_renewed(
+    made: list[list[int]], renewed: list[list[int]]
+) -> None:
+    """The calls of the others would be answered by no rank."""
+
+    def program(group: Group) -> list[int]:
+        handles = [Handle(alike, group) for alike in made[group.rank]]
+        for each in elastic.common(group, handles):  # type: ignore[arg-type]
+            each.renew()
+        return [at for at, each in enumerate(handles) if each.renewed]
+
+    assert together(Meeting(3), program) == renewed
+
+
+def test_handles_of_different_models_are_named() -> None:
+    made = [[7, 9], [7, 8], [9, 7]]
+
+    def program(group: Group) -> None:
+        with pytest.raises(UsageProblem, match=r"at h2 \(rank 1\) are not those of h1 \(rank 0\)"):
+            elastic.common(group, [Handle(each, group) for each in made[group.rank]])  # type: ignore[misc]
+
+    assert together(Meeting(3), program) == [None] * 3
+
+
+def test_a_lost_rank_has_no_say() -> None:
+    made = [[7, 9], [8], [9]]
+
+    def program(group: Group) -> int:
+        handles = [Handle(alike, group) for alike in made[group.rank]]
+        return sum(each.alike for each in elastic.common(group, handles))
+
+    found = together(Meeting(3, loses={2: 2}), program)
+    assert [found[0], found[2]] == [9, 9]
+
+
+def test_a_host_comes_in_where_a_handle_was_let_go_of_without_closing_it() -> None:
+    def program(group: Group) -> tuple[int, list[int]]:
+        handles = [Handle(alike, group) for alike in ([9] if group.late else [7, 9])]
+        for each in handles:
+            elastic.note_renewed(group, each)
+        state = State(epoch=0 if group.late else 5)
+        assert state._sync(group)
+        return state.epoch, [each.alike for each in handles if each.renewed]
+
+    assert together(Meeting(2, expects=1), program, late=1) == [(5, [9])] * 3
