@@ -59,6 +59,39 @@ def plan_of(
     return tuple(map(ChannelPlan, urgencies, [(each,) for each in fragments]))
 
 
+class Promised(Future[Any]):
+    """What a call comes to.
+
+    Args:
+        threads: those without which it comes to nothing. None of them can wait for it.
+    """
+
+    def __init__(self, threads: Sequence[threading.Thread] = ()) -> None:
+        super().__init__()
+        self.threads = threads
+
+    def result(self, timeout: float | None = None) -> Any:
+        """As `Future`. Raises UsageProblem where it would wait for itself."""
+        if not self.done():
+            check_wait(self.threads)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `Future`. Raises UsageProblem where it would wait for itself."""
+        if not self.done():
+            check_wait(self.threads)
+        return super().exception(timeout)
+
+
+def check_wait(threads: Sequence[threading.Thread]) -> None:
+    """Raise UsageProblem in a callback of a future, if it is called in one of these threads."""
+    if threading.current_thread() in threads:
+        raise UsageProblem(
+            "this callback of a future is called in the thread that carries out the group's calls, and would wait for"
+            " itself: let it make the call without waiting, and give that one's future another callback"
+        )
+
+
 class _Together:
     """A call on all channels: the threads of all wait for it, and it waits for what was called before on them."""
 
@@ -101,17 +134,17 @@ class Workers:
 
     def put(self, channel: int, work: Callable[[], Any]) -> Future[Any]:
         """After all that was put on that channel."""
-        future: Future[Any] = Future()
         with self._lock:
             while channel >= len(self._queues):
                 self._add()
+            future = Promised(self.threads[channel : channel + 1])
             self._queues[channel].put((work, future))
         return future
 
     def put_together(self, work: Callable[[], Any]) -> Future[Any]:
         """After all that was put on any channel, and before all that is put later; in the thread of channel 0."""
-        future: Future[Any] = Future()
         with self._lock:
+            future = Promised(tuple(self.threads))
             self._last = together = _Together(len(self._queues) - 1)
             for queue in self._queues[1:]:
                 queue.put((together.arrive, Future()))
@@ -125,10 +158,11 @@ class Workers:
                 queue.put((None, Future()))
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of all."""
+        """Wait for the end of all; the one that calls this, in a callback of a future, ends behind it."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self.threads:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+            if thread is not threading.current_thread():
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _add(self) -> None:
         queue = SimpleQueue[_Item]()

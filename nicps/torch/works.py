@@ -13,6 +13,7 @@ import torch
 from torch._C import _autograd, _distributed_c10d
 
 from nicps.collective import CollectiveFailed
+from nicps.collective.channels import check_wait
 from nicps.torch.callbacks import callback, elsewhere
 
 #: Its methods have the types of C++.
@@ -25,6 +26,7 @@ class Work(_Work):  # type: ignore[misc]
 
     Args:
         outcome: once it is done, its result, or raises what it has failed with; default: as torch words it.
+        threads: those that cannot wait for it.
 
     Attributes: `limit`, the time-out of a `wait` that says none.
     """
@@ -32,10 +34,13 @@ class Work(_Work):  # type: ignore[misc]
     limit: timedelta | None = None
 
     def __init__(
-        self, done: torch.futures.Future[Any], outcome: Callable[[], Any] | None = None
+        self,
+        done: torch.futures.Future[Any],
+        outcome: Callable[[], Any] | None = None,
+        threads: Sequence[threading.Thread] = (),
     ) -> None:
         super().__init__()
-        self._done, self._outcome = done, outcome
+        self._done, self._outcome, self.threads = done, outcome, threads
         self._shown: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -56,6 +61,7 @@ class Work(_Work):  # type: ignore[misc]
         """Wait in Python, where Ctrl-C is heard."""
         if self._done.done():
             return
+        check_wait(self.threads)
         done = threading.Event()
         self._done.then(lambda _: done.set())
         if not done.wait(seconds):
@@ -132,7 +138,7 @@ def work_of(
 
     done = base.then(callback(finish))
     future.add_done_callback(lambda _: base.set_result(None))
-    return Work(done, outcome)
+    return Work(done, outcome, getattr(future, "threads", ()))
 
 
 def all_of(works: Sequence[Work], result: list[Any], event: Event | None = None) -> Work:
@@ -150,7 +156,8 @@ def all_of(works: Sequence[Work], result: list[Any], event: Event | None = None)
             work.wait()
         return result
 
-    return Work(together.then(callback(finish)), outcome)
+    threads = [each for work in works for each in work.threads]
+    return Work(together.then(callback(finish)), outcome, threads)
 
 
 # ---- what a profiler sees

@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -275,6 +278,55 @@ def test_an_error_where_a_loss_is_told_costs_no_call(
     found = together(Meeting(3, loses={3: 3}), program)
     assert found[:2] == [None, None]
     assert capsys.readouterr().err.count(f"{error.__name__}: told") == 2
+
+
+def test_a_callback_that_would_wait_for_its_own_thread_is_told_so() -> None:
+    """It may make a call, though, and wait for what is done."""
+
+    def program(group: Group) -> list[Any]:
+        refused: list[Any] = []
+        ended = threading.Event()
+        held = threading.Event()
+
+        def call(first: Future[Any]) -> None:
+            refused.append(first.result()[0])
+            second = group.all_reduce(np.ones(3, np.float32))
+            for wait in (second.result, second.exception, group.admit().result):
+                try:
+                    wait(5)
+                except UsageProblem as error:
+                    refused.append(str(error))
+            second.add_done_callback(lambda done: refused.append(done.result()[0]))
+            second.add_done_callback(lambda _: ended.set())
+
+        group._workers.put(0, partial(held.wait, 20))
+        group.all_reduce(np.ones(3, np.float32)).add_done_callback(call)
+        held.set()
+        assert ended.wait(20)
+        return refused
+
+    for found in together(Meeting(2), program):
+        assert (found[0], found[-1]) == (2.0, 2.0)
+        assert len(found) == 5 and all("would wait for itself" in each for each in found[1:4])
+
+
+def test_a_group_that_is_closed_in_a_callback_ends_behind_it() -> None:
+    def program(group: Group) -> Any:
+        found: Future[Any] = Future()
+        held = threading.Event()
+
+        def close(_: Future[Any]) -> None:
+            try:
+                found.set_result(group.close())
+            except BaseException as error:
+                found.set_exception(error)
+
+        group._workers.put(0, partial(held.wait, 20))
+        group.barrier().add_done_callback(close)
+        held.set()
+        return found.result(20)
+
+    assert together(Meeting(2), program) == [None, None]
 
 
 def test_where_a_loss_is_told_no_call_is_made() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +19,10 @@ from nicps.errors import UsageProblem
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from nicps.torch import callbacks, compress  # noqa: E402
+from nicps.torch import ProcessGroupNicps, callbacks, compress  # noqa: E402
 from nicps.torch.callbacks import elsewhere  # noqa: E402
 from nicps.torch.low_rank import LowRank  # noqa: E402
+from nicps.torch.tcp import Tcp  # noqa: E402
 from tests.averages import checked  # noqa: E402
 from tests.collectives import Meeting  # noqa: E402
 from tests.far import Far  # noqa: E402
@@ -200,6 +204,30 @@ def test_a_callback_can_wait_for_what_the_same_thread_completes() -> None:
     failed.set_result(None)
     with pytest.raises(RuntimeError, match="division by zero"):
         shown.wait()
+
+
+def test_a_callback_of_a_mean_that_would_wait_for_itself_is_told_so() -> None:
+    """It is called in the thread that carries out calls: `backward` would never end."""
+
+    def program(group: Any) -> str:
+        pg, held = ProcessGroupNicps(group, Tcp("threads")), threading.Event()
+        module = nn.Linear(3, 2)
+        handle = Compression(Model(module), group, "i8", None)
+        group._workers.put(0, partial(held.wait, 20))
+        mean = handle.average(Bucket(0, list(module.parameters())))
+
+        def call(_: Any) -> None:
+            pg.allreduce([torch.ones(3)]).wait(timedelta(seconds=5))
+
+        done = mean.then(call)
+        held.set()
+        with pytest.raises(RuntimeError) as error:
+            done.wait()
+        assert pg.allreduce([torch.ones(3)]).wait(timedelta(seconds=20))
+        return str(error.value)
+
+    for said in checked(Meeting(2), program):
+        assert "UsageProblem: this callback of a future is called in the thread" in said
 
 
 def test_a_future_is_done_where_no_thread_can_be_had_for_its_callbacks(
