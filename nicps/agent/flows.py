@@ -93,7 +93,7 @@ class FlowWatch:
             return
         heard = self._heard.get((channel, header.round))
         if heard is None:
-            self._forget(channel, open_round - 2)  # nobody is told of a group's rounds
+            self._forget(channel, open_round - 2)  # rounds in which this host had no part
             heard = self._heard[channel, header.round] = _Heard()
         if header.flags & wire.Flag.OFFERED:
             heard.offers.setdefault(header.sender, now)

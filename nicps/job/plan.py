@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nicps import wire
@@ -54,7 +54,8 @@ class Plan:
     without feedback: its program knows what they hold. `servers`: parameters are at servers, with
     a synchronisation after `every` pushes, whose `staleness` counts; None: at all members. `sets`: the first fragment
     of parameters of set 2, where workers have partners (B3), or 0. `planned`: a step of training takes the rounds of a
-    plan, by stripes, on several channels (docs/channels.md). `asked`: the job's setting `exchange`.
+    plan, by stripes, on several channels (docs/channels.md). `asked`: the job's setting `exchange`. `leaves_switch`:
+    the lead believes a Linux switch, which cannot add what this job has.
     """
 
     job: str
@@ -81,6 +82,7 @@ class Plan:
     channels: int = 0
     planned: bool = False
     asked: str = "auto"
+    leaves_switch: bool = False
 
     @classmethod
     def of(
@@ -125,11 +127,17 @@ class Plan:
             channels=int(settings.get("priorities") or 0) if servers is not None else 0,
             planned=planned,
             asked=asked,
+            leaves_switch=believes_switch and alone and not group,
         )
 
     @property
     def why(self) -> str:
         """The reason for `exchange`, for people."""
+        if self.leaves_switch:
+            own = replace(self, leaves_switch=False)
+            return (
+                f"{own.why}, and the Linux switch that this host believes adds nothing of this job"
+            )
         if self.servers is not None:
             return "the parameters are at servers"
         if self.group or self.steps or self.planned:

@@ -45,11 +45,14 @@ class Steps:
             if mine:
                 self._note_planned(commit)
             return [NoteRound(commit)]
+        of_channel: list[NoteCommit | NoteRound] = [NoteRound(commit)] if phase.channels else []
         if commit.channel:
-            return []  # users see the rounds of a group's first channel
+            return (
+                of_channel  # what users see as the rounds of a group are those of its first channel
+            )
         if not (trains and several):
             self.trained += trains and mine
-            return [NoteCommit(commit.round, not trains, _samples_of(commit))]
+            return [*of_channel, NoteCommit(commit.round, not trains, _samples_of(commit))]
         if mine:
             self._counted = {number: phase.shares[number - 1] for number in commit.counted}
             self._rounds, self._last = self._rounds + 1, commit.round

@@ -234,7 +234,7 @@ def test_without_channels_there_is_nothing_to_say() -> None:
 
 
 def test_what_was_heard_of_a_groups_rounds_does_not_grow() -> None:
-    """Nobody tells the watch of their commits."""
+    """Also where nobody tells the watch of their commits."""
     plans = ChannelPlan(0, 8), ChannelPlan(1, 8)
     watched = Watched(phase=phase_of(sized=True, channels=plans))
     members, samples = watched.members, wire.sized_samples(8, 1, 16)

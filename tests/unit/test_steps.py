@@ -174,6 +174,21 @@ def test_rounds_of_a_plan_are_noted_one_by_one() -> None:
     assert steps.read(5, "d") == [] and steps.trained == 1
 
 
+def test_rounds_of_a_group_with_channels_are_noted_on_each() -> None:
+    """`nicps top` has rates of channels: of a script with overlap all gradients are on those above 0."""
+    plans = ChannelPlan(0, 3, (3,)), ChannelPlan(1, 2, (2,))
+    phase = replace(PHASE, channels=plans)
+    assert phase.sized and not phase.planned
+    steps, first = Steps(), committed(5, 1, 2, phase=phase)
+    second = replace(first, channel=1)
+    assert steps.commit(first, mine=True, several=False) == [
+        NoteRound(first),
+        NoteCommit(5, False, {}),
+    ]
+    assert steps.commit(second, mine=True, several=False) == [NoteRound(second)]
+    assert steps.trained == 1
+
+
 def test_a_step_counts_though_the_others_have_gone_on_without_this_host() -> None:
     """Its program has read all of the step. While it is in the next forward pass, the others close the next step."""
     plans = ChannelPlan(0, 3, (3, 3)), ChannelPlan(1, 2, (2,))

@@ -15,6 +15,7 @@ from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job import LifeSettings
 from nicps.job.actions import Log
+from nicps.job.choice import Choice
 from nicps.job.lead import SWITCH_S, Lead
 from nicps.job.orders import CommitNext, Decide, NeedRoom, PublishEvent
 from nicps.job.plan import REFUSED, Found, Plan
@@ -150,6 +151,30 @@ def test_a_choice_without_a_linux_switch_is_said_once(asked: str, own: Exchange,
     leader.installed()
     assert leader.told == [text] and text.startswith(f"exchange {leader.decided[0].name}: ")
     assert not leader.host.found(PublishEvent), "no warning"
+
+
+@pytest.mark.parametrize("believes", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"priorities": 4}, "exchange stripes: rounds of several sizes need it"),
+        ({"rank": 2}, "exchange stripes: rounds of several sizes need it"),
+        ({"system": "S"}, "exchange servers: the parameters are at servers"),
+    ],
+)
+def test_a_job_for_which_no_switch_adds_says_so(
+    believes: bool, asked: dict[str, Any], why: str
+) -> None:
+    """Once, with the choice; whoever set a switch up would wait for it to add."""
+    leader, settings = Leader(), {**SETTINGS, **asked}
+    exchange = Plan.choose(settings, Exchange.BROADCAST, believes_switch=believes)
+    plan = Plan.of("job", settings, exchange, believes_switch=believes)
+    choice = Choice(plan, leader.spot)  # type: ignore[arg-type]
+    leader.spot.switch.heard = True
+    more = ", and the Linux switch that this host believes adds nothing of this job" * believes
+    assert choice.make(600, frozenset()) is exchange
+    assert choice.explain(exchange, 600) == [Log(why + more)]
+    assert choice.explain(exchange, 600) == []
 
 
 def test_a_host_that_is_left_alone_says_so_and_that_it_is_not() -> None:
