@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trainer.figures import Row
 from trainer.page import table
+from trainer.percents import percents
 from trainer.svg import text
 
 if TYPE_CHECKING:
@@ -233,9 +234,10 @@ def _channel_rows(
 
 
 def _shares(counts: Counter[int], names: Mapping[int, str]) -> list[str]:
-    total = counts.total()
-    most = counts.most_common(_MOST_NAMED)
-    return [f"{_name(names, number)} {count / total:.0%}" for number, count in most]
+    most = counts.most_common()
+    parts = percents([count for _, count in most])
+    named = zip(most[:_MOST_NAMED], parts, strict=False)
+    return [f"{_name(names, number)} {part}" for (number, _), part in named]
 
 
 def _forward_rows(hosts: Iterable[Host]) -> Iterator[tuple[str, ...]]:

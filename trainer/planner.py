@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nicps import measuring, need_first
 from nicps.measuring import Measured
 from nicps.need_first import Line, Plan, Review, Timing
+from trainer.percents import percents
 
 if TYPE_CHECKING:
     from nicps.flows import Times
@@ -157,7 +158,7 @@ class Planner:
         plan, self._undescribed = self._undescribed, None
         if plan is None:
             return ""
-        shares = " ".join(f"{share:.0%}" for share in plan.shares)
+        shares = " ".join(percents(plan.shares))
         how = "one channel" if len(plan.shares) == 1 else f"{len(plan.shares)} channels"
         return (
             f"need first: {len(plan.ends)} rounds a step on {how} (bulk first, of the bytes: {shares}); a step should"

@@ -10,6 +10,7 @@ from typing import Any
 from trainer import channels, pushes, timeline
 from trainer.events import KINDS, SAYS, Event
 from trainer.page import page, settings_section, table, tile_of, tile_row, write_page
+from trainer.percents import percents
 from trainer.rundata import Run, read
 from trainer.svg import Series, chart, mark, smooth, svg, text, thin
 
@@ -142,7 +143,7 @@ def _hosts(run: Run) -> str:
             f'<i style="width:{part / whole:.2%};background:var(--{colour})"></i>'
             for part, colour in zip(seconds, ("compute", "wait", "send"), strict=True)
         )
-        shares = " / ".join(f"{part / whole:.0%}" for part in seconds)
+        shares = " / ".join(percents(seconds))
         agent, trains = host.agent, f"{len(counted):,} of {len(train):,}"
         rows.append(
             (

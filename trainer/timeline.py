@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from trainer import channels
 from trainer.events import Event, away
 from trainer.figures import Row, is_timed
+from trainer.percents import percents
 from trainer.rundata import TOKEN_KINDS, Host, Run
 from trainer.svg import label, line, mark, number, rect, svg, ticks
 
@@ -47,12 +48,14 @@ def overview(run: Run, bins: int = 260) -> str:
         token = _density(((r["t0"], r["t1"]) for r in host.token), size, bins)
         for i in range(bins):
             # Conversion and sending overlap with computing by a little: never more than all.
-            tall = [min(1.0, compute[i]) * row]
-            tall.append(min(row - tall[0], token[i] * row))
+            parts = [min(1.0, compute[i])]
+            parts.append(min(1.0 - parts[0], token[i]))
+            shares = percents([*parts, 1.0 - sum(parts)], 1)
+            tall = [part * row for part in parts]
             x = NAMES + i * width / bins
             hint = (
                 f"{host.name}, {i * size:.1f} to {(i + 1) * size:.1f} s: "
-                f"{compute[i]:.0%} computing, {token[i]:.1%} token"
+                f"{shares[0]} computing, {shares[1]} token"
             )
             body.append(rect(x, y + row - tall[0], width / bins, tall[0], "compute", hint))
             body.append(
