@@ -307,13 +307,13 @@ class Overlap(Losses):
         how = settings.lane, self._kept, self._scale
         flowing = Flowing(group, parts, shares.channels, *how, serial=serial)
         module, optimizer = self._model.module, self._optimizer
-        flag = Flag(self._model)
 
         def offer(part: Part, vector: torch.Tensor) -> Future[Any]:
             flag.check()
             return flowing.offer(part, vector)
 
         pending = PendingSteps(module, optimizer, parts, offer, self._stepped)
+        flag = Flag(self._model)  # only now: where parts are refused DDP goes on to average
         pending.syncs = flag.said
         self._run = run = _Run(agreed, flowing, pending, flag)
         group.before_all.append(flowing.settle)

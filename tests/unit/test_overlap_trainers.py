@@ -256,6 +256,21 @@ def test_a_flag_counts_also_for_what_comes_after_the_parts_that_there_are(
     assert bits(pairs[0][0]) == bits(pairs[1][0])
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_where_parts_are_refused_ddp_goes_on_to_average(group: Slow, first: bool) -> None:
+    """A script that goes on behind the error would train another model on each host, without a word."""
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(channels=2))
+    if not first:
+        train(model, optimizer, 2)
+    model.module.first.weight.requires_grad_(False)
+    with pytest.raises(UsageProblem, match=r"first\.weight must be in a part"):
+        train(model, optimizer, 1) if first else handle.load_state_dict(handle.state_dict())
+    assert model.require_backward_grad_sync is True
+    handle.close()
+    assert model.require_backward_grad_sync is True
+
+
 def test_a_flag_that_is_set_behind_the_forward_pass_is_refused(group: Slow) -> None:
     """As `Accelerator.trigger_sync_in_backward` does: DDP would average beside us."""
     model, optimizer = made(sgd)
