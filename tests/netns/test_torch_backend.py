@@ -95,6 +95,17 @@ def test_a_subgroup_after_the_loss_of_rank_0(three: Network) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "3"}])
+def test_a_second_process_group_after_a_loss(three: Network, environment: dict[str, str]) -> None:
+    """It is of the ranks that were left, and does not wait for the lost one, whose agent stands by."""
+    said, codes = run(three, "again", **environment)
+    assert codes == [0, -signal.SIGKILL, 0], said
+    assert said[0][1:] == [{"ranks": [0, 0, 2], "environ": "0 0 2"}, {"done": True}]
+    assert said[2][1:] == [{"ranks": [2, 1, 2], "environ": "1 0 2"}, {"done": True}]
+    three.all_stand_by()
+
+
+@pytest.mark.long
 def test_a_host_without_an_address(three: Network) -> None:
     """One is enough for the group to do without TCP; its native calls go on."""
     three.run("h2", ["ip", "address", "flush", "dev", "eth1"]).wait(10)

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import orjson
@@ -164,6 +165,24 @@ def regroups() -> None:
     torch.testing.assert_close(total, of(1) + of(2))
 
 
+def again() -> None:
+    """Rank 1 dies, and the others make a process group of their own."""
+    rank = dist.get_rank()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not dist.group.WORLD.group.lost:
+        dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("nicps", timeout=timedelta(seconds=60))
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [2.0] * 3
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"of {dist.get_rank()}", "there")
+    assert store.get(f"of {1 - dist.get_rank()}") == b"there"
+    say(ranks=[rank, dist.get_rank(), dist.get_world_size()], environ=_environ())
+
+
 class Model(nn.Module):
     """Two layers, and a buffer, which DDP broadcasts before each forward pass."""
 
@@ -216,6 +235,10 @@ def buckets() -> int:
     return len(model.reducer._get_zeros_like_grad_buckets())
 
 
+def _environ() -> str:
+    return " ".join(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
 def main(what: str) -> int:
     """Join, and run that part."""
     torch.set_num_threads(1)
@@ -225,9 +248,8 @@ def main(what: str) -> int:
         say(error=str(error))
         return 1
     assert nicps.torch.ProcessGroupNicps
-    rank, names = dist.get_rank(), ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    host = dist.group.WORLD.group.names[rank]
-    say(rank=rank, host=host, environ=" ".join(os.environ[name] for name in names))
+    rank = dist.get_rank()
+    say(rank=rank, host=dist.group.WORLD.group.names[rank], environ=_environ())
     if what == "collectives":
         collectives()
     elif what == "refusals":
@@ -236,6 +258,8 @@ def main(what: str) -> int:
         over_tcp()
     elif what == "regroups":
         regroups()
+    elif what == "again":
+        again()
     else:
         train(2 if what == "dies" else None)
         if what == "train":
