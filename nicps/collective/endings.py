@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
@@ -27,6 +28,8 @@ class Owned(Protocol):
 
 
 _groups: WeakSet[Owned] = WeakSet()
+#: What is called once the groups are left: threads that have waited for their calls end then.
+afterwards: list[Callable[[], None]] = []
 
 
 def note(group: Owned) -> None:
@@ -37,6 +40,8 @@ def note(group: Owned) -> None:
 def _give_up() -> None:
     for group in tuple(_groups):
         group.give_up()
+    for each in afterwards:
+        each()
 
 
 def _disown() -> None:

@@ -262,6 +262,62 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+_ENDS = """
+import sys, threading, torch
+from nicps.collective import endings
+from nicps.torch.callbacks import elsewhere
+
+class Owned:  # a group with a call that the others do not make
+    def give_up(self):
+        left.set()
+    def disown(self):
+        pass
+
+def call(_):
+    waits.set()
+    left.wait()
+    print("left", flush=True)
+
+left, waits, owned, done = threading.Event(), threading.Event(), Owned(), torch.futures.Future()
+endings.note(owned)
+shown = elsewhere(done).then(call)
+done.set_result(1)
+waits.wait()
+sys.exit(3)
+"""
+
+
+def test_a_callback_that_waits_holds_up_no_script_that_ends() -> None:
+    """The other ranks would wait for this one, and it for them."""
+    done = subprocess.run([sys.executable, "-c", _ENDS], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout) == (3, b"left\n"), done.stderr
+
+
+def test_callbacks_have_a_thread_each_for_as_long_as_they_wait() -> None:
+    """Those that are done take others."""
+    pool, gate, count = type(callbacks._threads)(), threading.Event(), 8
+    ready, done = threading.Barrier(count + 1), threading.Semaphore(0)
+
+    def wait() -> None:
+        ready.wait(20)
+        assert gate.wait(20)
+        done.release()
+
+    for _ in range(count):
+        pool.submit(wait)
+    ready.wait(20)
+    gate.set()
+    for _ in range(count):
+        assert done.acquire(timeout=20)
+    for _ in range(100):
+        pool.submit(done.release)
+        assert done.acquire(timeout=20)
+    assert len(pool._made) <= count + 1
+    threads = [*pool._made]
+    pool._join()
+    assert not any(each.is_alive() for each in threads)
+
+
 def test_a_process_that_was_forked_has_threads_of_its_own_for_callbacks() -> None:
     done = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, timeout=120)
     assert done.returncode == 3, done.stderr
