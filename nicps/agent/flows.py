@@ -125,6 +125,8 @@ class FlowWatch:
         self.bytes[channel] += commit.fragments * wire.PAYLOAD_BYTES
         heard = self._heard.get((channel, commit.round), _Heard())
         self._forget(channel, commit.round)
+        if not phase.planned:
+            return  # a group has no steps, and no report
         place = phase.place_of(commit.round, channel)
         row = self._rows.get(channel)
         if not place:

@@ -244,3 +244,18 @@ def test_what_was_heard_of_a_groups_rounds_does_not_grow() -> None:
         members.take(1, members[1].ring.go_on(members.now, saves=False, channel=1))
     assert members.rounds() == {(1, 21)}
     assert {known for _, known in watched.watch._heard} <= {19, 20, 21, 22}
+
+
+def test_a_groups_rounds_are_counted_and_not_noted() -> None:
+    """A script's group may last for weeks, and has no report."""
+    plans = ChannelPlan(0, 8), ChannelPlan(1, 8)
+    watched = Watched(phase=phase_of(sized=True, channels=plans))
+    members, samples = watched.members, wire.sized_samples(8, 1, 16)
+    for round_ in range(1, 4):
+        members.offer(1, samples=samples)
+        watched.tell()
+        members.read(1, round_)
+        members.take(1, members[1].ring.go_on(members.now, saves=False, channel=1))
+    activity = watched.of(1)
+    assert (activity.rounds, activity.bytes) == (3, 3 * 8 * wire.PAYLOAD_BYTES)
+    assert watched.of(0).rounds == 0 and not watched.notes.rows and not watched.watch._rows
