@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             after = ": a script's arguments go after --" if "--script" in own else ""
             if _command(own) == "run":
-                after = ": a script's arguments go after the script"
+                after = ": a script's arguments go after the script, those of nicps run are in its --help"
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{after}")
         run = cast(Callable[[argparse.Namespace], int], options.func)
         code = run(options)
