@@ -50,7 +50,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_scripts_arguments_in_front_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["run", "--epochs", "3", "train.py"])
-    said = "unrecognized arguments: --epochs: a script's arguments go after the script, those of nicps run are in its --help"
+    said = (
+        "unrecognized arguments: --epochs: a script's arguments go after the script,"
+        " those of nicps run are in its --help"
+    )
     assert said in capsys.readouterr().err
 
 
