@@ -26,7 +26,7 @@ from nicps.agent.frames import Frames
 from nicps.agent.group import Groups
 from nicps.agent.keyring import Keyring
 from nicps.agent.lives import rescue
-from nicps.agent.loop import Loop
+from nicps.agent.loop import Events, Loop
 from nicps.agent.notifier import Notifier
 from nicps.agent.preparation import Preparation
 from nicps.agent.probe import STEP_S, Prober
@@ -54,6 +54,8 @@ _WAKE_S = 0.05  # so this host gives a sign of life at least this often while a 
 _IDLE_S = 1.0
 _NICE = -15  # a token that waits for a processor delays all members
 _RETRY_S = 0.001  # the interface's queue was full
+_MORE = 3  # times that events are handled before all else that a turn has to do
+_KEY_S = 0.01  # between two looks at the numbers of a view's key
 _HURRY_S = 0.01  # processes that do not end at once are being ended
 
 
@@ -70,6 +72,7 @@ class Agent:
         check_work(settings.work, user)
         check_runs(settings.runs)
         self._stopping = False
+        self._look_at_key = 0.0
         self._loop = Loop(self._fail_work)
         set_nice(os.getpid(), _NICE)  # and the compiler's: members wait for a host that returns
         self._exporter: Exporter | None = None
@@ -284,16 +287,15 @@ class Agent:
 
     def _step(self) -> None:
         began = time.monotonic()
-        events = self._loop.wait(self._seconds_to_wait())
+        self._handle(began, self._loop.wait(self._seconds_to_wait()))
+        for _ in range(_MORE):  # for what has come meanwhile others wait, too
+            began = time.monotonic()
+            if self._frames.sender.more or not (events := self._loop.wait(0.0)):
+                break
+            self._handle(began, events)
         driver, life = self._driver, self.life
-        driver.now = now = time.monotonic()
-        self._waits.note(now, now - began)
-        self._loop.handle(events)
-        self._frames.sync_from_kernel()
-        self._frames.pump()  # others wait for these frames: other work comes after
-        maps = self.dataplane.maps
-        key_is_spent = self._keys.is_spent(maps.sequence, maps.sequence_of_switch)
-        driver.carry_out(life.renew_view(now, key_is_spent))
+        now = driver.now
+        driver.carry_out(life.renew_view(now, self._key_is_spent(now)))
         driver.carry_out(life.tick(now, self._frames.sender.waits))
         self.children.tick(now)
         self._prober.tick()
@@ -302,9 +304,25 @@ class Agent:
         self._stores.tick()
         if doubt := self._keys.find_doubt(now):
             driver.carry_out(life.warn(now, doubt))
-        self._frames.pump()
+        self._frames.pump_rest()
         self._control.flush()
         self._waits.look(time.monotonic())
+
+    def _handle(self, began: float, events: Events) -> None:
+        """Handle what has come, waited for since `began`, and send what follows from it: other work comes after."""
+        self._driver.now = now = time.monotonic()
+        self._waits.note(now, now - began)
+        self._loop.handle(events)
+        self._frames.sync_from_kernel()
+        self._frames.pump()
+
+    def _key_is_spent(self, now: float) -> bool:
+        """Whether the view needs another key. Even the fastest line is far from that for minutes."""
+        if now < self._look_at_key:
+            return False
+        self._look_at_key = now + _KEY_S
+        maps = self.dataplane.maps
+        return self._keys.is_spent(maps.sequence, maps.sequence_of_switch)
 
     def _seconds_to_wait(self) -> float:
         sender, wait = self._frames.sender, _IDLE_S

@@ -133,8 +133,9 @@ class Children:
             elif now > known.until:
                 known.until = math.inf
                 child.kill()
-        if self._orphans is not None and (self._known or self._orphans.ending):
-            self._orphans.tick(now, self._numbers)
+        orphans = self._orphans
+        if orphans is not None and (self._known or orphans.ending) and orphans.is_due(now):
+            orphans.tick(now, self._numbers)
         self._go_on()
 
     def close(self) -> None:
@@ -186,6 +187,8 @@ class Children:
             self._loop.guard(partial(done, -signal.SIGKILL if code is None else code))
 
     def _go_on(self, now: float | None = None) -> None:
+        if not self._then:
+            return
         now = self._clock() if now is None else now
         orphans = self._orphans is not None and self._orphans.ending
         waiting, self._then = self._then, []

@@ -190,8 +190,11 @@ class ControlSocket:
     def flush(self) -> None:
         """Send what could not be sent at once; close the connection of a peer that has stopped reading."""
         for peer in self.peers[:]:
-            with contextlib.suppress(ChannelClosed):  # its last messages are read before the close
-                peer.channel.flush()
+            if peer.channel.backlog:
+                with contextlib.suppress(
+                    ChannelClosed
+                ):  # its last messages are read before the close
+                    peer.channel.flush()
             if peer.channel.deaf:
                 self.drop(peer)
         if not (self._accepts or self._closing.full):

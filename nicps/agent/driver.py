@@ -38,6 +38,8 @@ class Driver:
 
     def carry_out(self, actions: Sequence[Action]) -> None:
         """Queue these actions behind those that are waiting."""
+        if not actions:
+            return
         self._actions.extend(actions)
         if self._busy:
             return

@@ -23,7 +23,9 @@ from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
 from nicps.protocol import KernelState, Narrow, Phase, Send, SendFragments
 from nicps.protocol.kernel import ChannelState
 
-_ALIVE_S = 0.2  # the kernel forwards tokens for us only this long after our last sign of life
+_ALIVE_NS = (
+    200_000_000  # the kernel forwards tokens for us only this long after our last sign of life
+)
 _MALFORMED_SHOWN = 3
 _ASIDE = (wire.FrameType.PROBE, wire.FrameType.ECHO, wire.FrameType.SCRIPT)
 
@@ -68,8 +70,9 @@ class Frames:
         self._hold_started = 0.0
         self._unusable: InterfaceDown | InterfaceUnfit | None = None  # the interface's state
         self._kernel: KernelState | None = None  # as the program has it
+        self._changes = -1  # of the node, when that was compared
         self._bounced = 0
-        self._room_awaited = {dataplane.tx.fileno(): False}  # by TX ring
+        self.sender.lines.first.awaits_room = False
         loop.watch(dataplane.rx_fileno(), self._receive)
         loop.watch(dataplane.tx.fileno(), self.pump, armed=False)
         loop.watch(dataplane.link_changes.fileno(), self._change_link)
@@ -229,6 +232,13 @@ class Frames:
         if started and ring is not None and ring.phase.kind is wire.PhaseKind.TRAIN:
             self._timeline.note("hold", started, time.monotonic(), ring.round)
 
+    def pump_rest(self) -> None:
+        """The same, if anything has come of it since `pump`."""
+        sender = self.sender
+        idle = not (sender.queued or sender.more or sender.refused)
+        if not idle or self._node.changes != self._changes:
+            self.pump()
+
     def pump(self) -> None:
         """Send all that can be sent; wait for room in the ring only if room is what is missing."""
         driver = self._driver
@@ -242,20 +252,20 @@ class Frames:
             driver.carry_out(self._life.action_failed(driver.now, reason))
         if self.sender.down:
             self._check_interface()
-        for line in self.sender.lines:
-            ring = line.ring.fileno()
-            if ring not in self._room_awaited:
-                self._loop.watch(ring, self.pump, armed=line.blocked)
-            elif line.blocked is not self._room_awaited[ring]:
-                self._loop.arm(ring, line.blocked)
-            self._room_awaited[ring] = line.blocked
+        for line in self.sender.lines.order:
+            if line.awaits_room is line.blocked:
+                continue
+            if line.awaits_room is None:
+                self._loop.watch(line.ring.fileno(), self.pump, armed=line.blocked)
+            else:
+                self._loop.arm(line.ring.fileno(), line.blocked)
+            line.awaits_room = line.blocked
 
     def close_lines(self) -> None:
         """The job is over: there is one channel, until another one begins."""
         for line in self.sender.lines.take_idle():
-            ring = line.ring.fileno()
-            if self._room_awaited.pop(ring, None) is not None:
-                self._loop.unwatch(ring)
+            if line.awaits_room is not None:
+                self._loop.unwatch(line.ring.fileno())
             line.ring.close()
 
     def drop_fragments(self, _: object = None) -> None:
@@ -293,13 +303,16 @@ class Frames:
         self._life.kernel_saw(self._driver.now, position, token_at, frame_at, token)
 
     def _sync_to_kernel(self) -> None:
-        state = self._node.kernel
-        config = self._dataplane.maps.config
+        node, config, before = self._node, self._dataplane.maps.config, self._kernel
+        changes = node.changes
+        same = changes == self._changes
+        state = before if same else node.kernel
         if state is not None and not self.sender.muted:
-            config["alive_until_ns"] = time.monotonic_ns() + int(_ALIVE_S * 1e9)
-        if state == self._kernel:
+            config["alive_until_ns"] = time.monotonic_ns() + _ALIVE_NS
+        self._changes = changes
+        if same or state == before:
             return
-        before, self._kernel = self._kernel, state
+        self._kernel = state
         if state is None:
             config["enabled"] = config["bounce"] = 0
             return
@@ -323,12 +336,16 @@ class Frames:
         after = view.next_after(number)
         self._dataplane.enter_view(view.number, number, live, after, self._keys.enter(view))
         self._bounced = 0
-        self._kernel = None  # the next state is written to the program in any case
+        self._forget_kernel()
 
     def leave_view(self, _: object) -> None:
         """Let the program take no tokens and fragments until there is a view again."""
         self._dataplane.maps.config["enabled"] = self._dataplane.maps.config["bounce"] = 0
-        self._kernel = None
+        self._forget_kernel()
+
+    def _forget_kernel(self) -> None:
+        """The next state is written to the program in any case."""
+        self._kernel, self._changes = None, -1
 
 
 def write_settings(

@@ -172,7 +172,7 @@ class Groups:
 
     def _leave_without_program(self) -> None:
         life = self._driver.life
-        if self._taken_in and self._program.expects and not life.node.leaving:
+        if self._program.expects and self._taken_in and not life.node.leaving:
             reason = "the program that was to come into the group has gone"
             self._driver.carry_out(life.action_failed(self._driver.now, reason))
 

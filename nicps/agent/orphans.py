@@ -48,16 +48,18 @@ class OrphanReaper:
         """Whether a process was found just now, so that more may follow."""
         return now < self._hurry
 
+    def is_due(self, now: float) -> bool:
+        """Whether the time of the next `tick` has come."""
+        return now >= self._next or now < self._hurry
+
     def tick(self, now: float, known: Collection[int]) -> None:
-        """If the time has come, scan again: for processes that are being ended, and for orphans that have ended by
-        themselves.
+        """Scan again: for processes that are being ended, and for orphans that have ended by themselves.
 
         Args:
             known: processes that this process has started.
         """
-        if now >= self._next or self.hurry(now):
-            self._next = now + _REST_S
-            self._end_orphans(now, known)
+        self._next = now + _REST_S
+        self._end_orphans(now, known)
 
     def end(self, now: float, known: Collection[int]) -> None:
         """A program has ended: end the orphans that are there, as many as can be in 5 ms. `tick` goes on with the rest.

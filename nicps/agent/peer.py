@@ -16,6 +16,9 @@ from nicps.session.messages import Error
 LARGEST_MESSAGE = 1 << 20  # to the agent itself: it must not spend its time on megabytes of a peer
 _MOST_BACKLOG = 1 << 20  # bytes that a peer has not read
 _SO_PASSRIGHTS = 83  # from Linux 6.16
+# Numbers: to combine members of an enumeration takes as long as to receive.
+_GLANCE = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_AT_ONCE, _CUT = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
 
 
 def refuse_descriptors(connection: socket.socket) -> None:
@@ -57,13 +60,13 @@ class GuardedChannel(Channel):
         """Read at most so many bytes; none if there are none now."""
         try:
             # Without room for them descriptors stay with the kernel, and the flag shows that there are some.
-            seen, _, flags, _ = self.socket.recvmsg(size, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if flags & socket.MSG_CTRUNC:
+            seen, _, flags, _ = self.socket.recvmsg(size, 0, _GLANCE)
+            if flags & _CUT:
                 raise ChannelClosed("the other end of the socket sent a descriptor")
             if not seen:
                 self.ended = True
                 raise ChannelClosed("the other end of the socket has gone")
-            return self.socket.recv(len(seen), socket.MSG_DONTWAIT)
+            return self.socket.recv(len(seen), _AT_ONCE)
         except BlockingIOError:
             return b""
         except OSError as error:

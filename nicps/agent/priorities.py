@@ -6,7 +6,6 @@ wire").
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -22,7 +21,8 @@ Item = TypeVar("Item")
 class Line(Generic[Item]):
     """What a channel has to send, and its ring.
 
-    Attributes: `fragments`, sent so far. Since the last look: `blocked`, it waits for room in its ring; `refused`, the
+    Attributes: `fragments`, sent so far. `awaits_room`, the loop watches the ring for room; None: it does not know the
+    ring. Since the last look: `blocked`, it waits for room in its ring; `refused`, the
     interface's queue is full; `stopped`, nothing of it can be sent now.
     """
 
@@ -33,6 +33,7 @@ class Line(Generic[Item]):
     blocked: bool = False
     refused: bool = False
     stopped: bool = False
+    awaits_room: bool | None = None
     _refuses: tuple[int, int] | None = None  # frames: sent, and refused
     _refuses_since: float = 0.0
 
@@ -61,17 +62,16 @@ class Line(Generic[Item]):
 
 
 class Priorities(Generic[Item]):
-    """The lines of all channels. That of channel 0, `first`, is always there, others with their first fragments."""
+    """The lines of all channels. That of channel 0, `first`, is always there, others with their first fragments.
+
+    Attributes: `order`, all of them, the most urgent one first.
+    """
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
         self.first: Line[Item] = Line(dataplane.tx)
         self._lines = {0: self.first}
-        self._order = [self.first]
-
-    def __iter__(self) -> Iterator[Line[Item]]:
-        """The most urgent one first."""
-        return iter(self._order)
+        self.order = [self.first]
 
     def of(self, channel: int, urgency: int) -> Line[Item]:
         """That channel's line, which has that urgency from now on.
@@ -92,7 +92,10 @@ class Priorities(Generic[Item]):
 
     def next(self) -> Line[Item] | None:
         """The most urgent one that has something to send, and can."""
-        return next((line for line in self._order if line.queue and not line.stopped), None)
+        for line in self.order:
+            if line.queue and not line.stopped:
+                return line
+        return None
 
     def take_idle(self) -> list[Line[Item]]:
         """Forget the lines of channels above 0 that have nothing to send; the caller closes their rings."""
@@ -108,4 +111,4 @@ class Priorities(Generic[Item]):
     def _sort(self) -> None:
         """The most urgent one first; of equals the lower channel."""
         ranked = sorted(self._lines.items(), key=lambda of: (-of[1].urgency, of[0]))
-        self._order = [line for _, line in ranked]
+        self.order = [line for _, line in ranked]

@@ -137,6 +137,7 @@ class Sender:
         self.refused = False
         self.more = False  # there was a pause only for the loop's sake: go on at once
         self.down = False  # the interface refused a frame, which is lost
+        self.queued = False  # frames, since the last `pump`
         self.muted = False  # the interface cannot be used: nothing is sent, all is lost
         self.waits = False  # for more of a contribution, which all members wait for
 
@@ -146,6 +147,7 @@ class Sender:
         A token stays behind the tokens that are queued before it, and behind fragments whose exchange has it so. All
         other frames are sent first.
         """
+        self.queued = True
         queue = self.lines.first.queue
         waits = data[1] == wire.FrameType.TOKEN and any(map(_delays_token, queue))
         if waits:
@@ -171,7 +173,7 @@ class Sender:
             frame = wire.pack(header, body, tail=bytes(wire.PAYLOAD_BYTES))
             template = np.frombuffer(frame[: self._dtype.itemsize], np.uint8)
         urgency = phase.channels[action.channel].urgency if phase.channels else 0
-        line = self.lines.of(action.channel, urgency)
+        line, self.queued = self.lines.of(action.channel, urgency), True
         line.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def served_of(self, action: SendServed, phase: Phase, source: Source) -> None:
@@ -182,13 +184,13 @@ class Sender:
         """
         header = self._header(wire.channel_flags(action.channel), action.round)
         template = self._served.template(header, action, phase)
-        line = self.lines.of(action.channel, urgency=action.channel)
+        line, self.queued = self.lines.of(action.channel, urgency=action.channel), True
         line.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
     def drop_fragments(self) -> list[SendFragments]:
         """Remove contributions from the queue, or the parts that have not been sent; return them."""
         dropped: list[_Bulk] = []
-        for line in self.lines:
+        for line in self.lines.order:
             dropped += [item for item in line.queue if isinstance(item, _Bulk)]
             line.queue = deque(item for item in line.queue if isinstance(item, _Small))
         self.waits = False
@@ -198,9 +200,9 @@ class Sender:
 
     def pump(self, now: float) -> None:
         """Send as much as the kernel takes and the sources have: what is more urgent first."""
-        for line in self.lines:
+        for line in self.lines.order:
             line.begin()
-        self.refused = self.more = self.waits = self.down = False
+        self.refused = self.more = self.waits = self.down = self.queued = False
         while True:
             if self._control:
                 if not self._send_small(self._control[0]) and not self._is_lost(
@@ -262,7 +264,7 @@ class Sender:
     def _pump_bulk(self, bulk: _Bulk, line: Line[_Small | _Bulk]) -> bool:
         """Whether all of it is with the kernel."""
         tx, round_ = line.ring, bulk.action.round
-        available = bulk.source.available(round_)
+        available, flushed = bulk.source.available(round_), False
         before = line.fragments
         most = self._most(bulk, line)
         while bulk.ranges:
@@ -292,6 +294,7 @@ class Sender:
                 continue
             taken = self._push(bulk, tx, first + left - count if bulk.down else first, count)
             tx.flush()
+            flushed = True
             absolute = isinstance(bulk.action, SendServed) or bulk.action.striped is not None
             if not bulk.action.repair and (first == 0 or absolute):
                 bulk.source.sending(round_)
@@ -302,7 +305,8 @@ class Sender:
                 bulk.ranges[0] = (first if bulk.down else first + taken, left - taken)
             else:
                 bulk.ranges.popleft()
-        tx.flush()
+        if not flushed:  # all is in the ring, and the interface has refused some of it before
+            tx.flush()
         line.refused = tx.unsent() > 0
         return not line.refused
 

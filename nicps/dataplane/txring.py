@@ -132,21 +132,24 @@ class TxRing:
 
     def free(self) -> int:
         """Frames that `push` would take now. Once the ring was full, none until a quarter of it is free."""
+        return self._free(self.frames)
+
+    def _free(self, most: int) -> int:
+        """The same, as far as `most`."""
         self._epoll.poll(0)
-        free = self._available()
+        free = self._available(self.frames if self._full else most)
         if self._full and free < self.frames // 4:
             return 0
         self._full = free == 0
-        return free
+        return min(free, most)
 
-    def _available(self) -> int:
-        """Free slots in a row, from the next in turn on."""
-        behind = self._status[self._next :]
-        taken = np.flatnonzero(behind != 0)  # of a copy: the kernel changes the ring meanwhile
-        if len(taken):
-            return int(taken[0])
-        before = np.flatnonzero(self._status[: self._next] != 0)
-        return len(behind) + (int(before[0]) if len(before) else self._next)
+    def _available(self, most: int) -> int:
+        """Free slots in a row, from the next in turn on, as far as `most`."""
+        behind = _leading_zeros(self._status[self._next : self._next + most])
+        rest = min(most, self.frames) - behind
+        if not rest or self._next + behind < self.frames:
+            return behind
+        return behind + _leading_zeros(self._status[: min(rest, self._next)])
 
     def push(self, headers: U8, payload: U8, destination: U8 | None = None) -> int:
         """Put frames into the ring; `flush` sends them.
@@ -158,7 +161,7 @@ class TxRing:
 
         Returns how many of the k were taken, from the first on.
         """
-        count = min(len(headers), self.free())
+        count = self._free(len(headers)) if len(headers) else 0
         body = self._head + headers.shape[1]
         to = self._destination if destination is None else destination
         done = 0
@@ -174,7 +177,7 @@ class TxRing:
             self._status[here] = _STATUS_SEND_REQUEST
             self._next = (self._next + part) % self.frames
             done += part
-        self._full = self._full or self._available() == 0
+        self._full = self._full or not self._available(1)
         return count
 
     def flush(self) -> None:
@@ -209,9 +212,17 @@ class TxRing:
         refused = np.flatnonzero(self._status == _STATUS_SEND_REQUEST)
         self._status[refused] = _STATUS_AVAILABLE
         self._next = (self._next - len(refused)) % self.frames  # these are the last ones before it
-        self._full = self._available() == 0
+        self._full = not self._available(1)
 
     def close(self) -> None:
         """Close the socket; frames in the interface's queue are still sent."""
         self._epoll.close()
         self._socket.close()
+
+
+def _leading_zeros(status: npt.NDArray[np.uint32]) -> int:
+    taken = status != 0  # a copy: the kernel changes the ring meanwhile
+    if not len(taken):
+        return 0
+    first = int(taken.argmax())
+    return first if taken[first] else len(taken)

@@ -4,35 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from nicps.job.plan import is_group
 from nicps.job.script import is_script
 
 
-@dataclass(slots=True)
 class HandedJob:
     """What is here of a job.
 
-    Attributes: `digest` of the hand-out, once all of it is here; `prepared`, the job's settings from it. `has_state`:
-    another member's state is here, which the training program has not loaded yet.
+    Attributes: `digest` of the hand-out, once all of it is here. `has_state`: another member's state is here, which the
+    training program has not loaded yet. `settings`, the job's, as they were handed out; a training program cannot
+    change them. `group`: it is no job but a group of programs (`nicps.collective`).
     """
 
-    digest: str = ""
-    prepared: Mapping[str, Any] = field(default_factory=dict)
-    has_state: bool = False
+    def __init__(self) -> None:
+        self.digest = ""
+        self.has_state = False
+        self.prepared = {}
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The job's settings, as they were handed out; a training program cannot change them."""
-        settings = self.prepared.get("settings", {})
-        return settings if isinstance(settings, dict) else {}
+    def prepared(self) -> Mapping[str, Any]:
+        """What the hand-out says of the job."""
+        return self._prepared
 
-    @property
-    def group(self) -> bool:
-        """Whether it is no job but a group of programs (`nicps.collective`)."""
-        return is_group(self.settings)
+    @prepared.setter
+    def prepared(self, prepared: Mapping[str, Any]) -> None:
+        self._prepared = prepared
+        settings = prepared.get("settings", {})
+        self.settings: dict[str, Any] = settings if isinstance(settings, dict) else {}
+        self.group = is_group(self.settings)
 
     @property
     def script(self) -> bool:

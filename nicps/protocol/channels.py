@@ -394,6 +394,11 @@ class ChannelledRing(Ring):
 
     # ---- time
 
+    @property
+    def waits_for_kernel(self) -> bool:
+        """An offer waits for rounds that the kernel may end at any time."""
+        return self._restraint.waits
+
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
         due = min(super().deadline(), self._restraint.due())

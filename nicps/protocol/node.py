@@ -70,6 +70,7 @@ class Node(NodeParts):
     def join(self, now: float) -> None:
         """This host has begun: it asks whether a job is under way (`NotAdmitted`)."""
         self._bystander.begin(now)
+        self._note_change()
 
     def start(self, now: float, nonce: int, group: Group | None = None) -> list[Action]:
         """R1: this host starts the network, perhaps a group's. `nonce` is a random 64-bit number."""
@@ -80,12 +81,14 @@ class Node(NodeParts):
     def wait_for(self, group: Group | None) -> None:
         """A program on this host waits for that group, or (None) no more."""
         self._formation.waits = group
+        self._note_change()
 
     def abandon(self) -> tuple[str, ...]:
         """This host forms no network any more; the hosts that have answered, this one included."""
         found, self._formation.starting = self._formation.found, None
         if self._host.state is NodeState.FORMING:
             self._host.state = NodeState.STANDBY
+        self._note_change()
         return found
 
     def decide(self, now: float, phase: Phase) -> list[Action]:
@@ -177,14 +180,17 @@ class Node(NodeParts):
         """The lead of a job: call hosts on standby from now on, or no more; `closed`: it admits no new ones."""
         self._readmission.job, self._readmission.calls = job, calls
         self._readmission.closed = closed
+        self._note_change()
 
     def note_run(self, told: str) -> None:
         """A script of `nicps run` is under way here, of which strangers are told this; or (empty) none any more."""
         self._readmission.run = told
+        self._note_change()
 
     def need_room(self, now: float, fragments: int, width: int) -> list[Action]:
         """The size of this job's vectors is known: a Linux switch is to have room for them."""
         steps = self.switch.need_room(now, fragments, width)
+        self._note_change()
         return self._take(now, steps) if steps else []
 
     # ---- the trainer's (or the hand-out's) side of the ring
@@ -208,6 +214,7 @@ class Node(NodeParts):
         """With servers: that member cannot do yet what it was asked with that number; `deadline` is soon."""
         if isinstance(self.ring, ServedRing):
             self.ring.refused(now, member, number)
+            self._note_change()
 
     def progress(self, now: float, round_: int, samples: int) -> list[Action]:
         """Samples done so far (`Ring.progress`)."""
@@ -295,7 +302,8 @@ class Node(NodeParts):
         if ring is not None and not self.membership.changing:
             if bounced is not None:
                 ring.bounced(token_at, wire.unpack(bounced))
-            ring.kernel_saw(seen, token_at, frame_at)
+            if ring.kernel_saw(seen, token_at, frame_at) or bounced is not None:
+                self._note_change()
 
     def on_frame(self, now: float, source: bytes, data: bytes) -> list[Action]:
         """A frame of ours that came up, from its version byte on.
@@ -328,6 +336,14 @@ class Node(NodeParts):
 
     def deadline(self) -> float:
         """When `tick` must be called next; infinity where nothing is waited for."""
+        if (due := self._due) is not None:
+            return due
+        due, ring = self._find_deadline(), self.rings.current
+        if ring is None or not ring.waits_for_kernel:
+            self._due = due
+        return due
+
+    def _find_deadline(self) -> float:
         due = min(
             self._formation.deadline(),
             self.membership.deadline(),
@@ -360,6 +376,7 @@ class Node(NodeParts):
 
     def _take(self, now: float, steps: Steps, done: Sequence[Action] = ()) -> list[Action]:
         """Carry the steps out after what is `done`, and let waiting things take their turn."""
+        self._note_change()
         actions = [*done, *self._carry_out(now, steps)] if steps or done else []
         membership, decisions = self.membership, self._decisions
         installation = membership.installation

@@ -36,7 +36,8 @@ class NodeParts:
         believes_switch: the user has said that a Linux switch that adds is believed.
 
     Attributes: `membership`, this host's part in views; `rings`, that of the phase in force and of the one to come;
-    `switch`, what is known of a Linux switch that adds.
+    `switch`, what is known of a Linux switch that adds. `changes`: as long as it stays the same, `kernel` and
+    `deadline` do.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class NodeParts:
         self.network = wire.network_id(network)
         self.timings = timings = timings or Timings()
         self.timeout = AdaptiveTimeout(timings)
+        self.changes = 0
+        self._due: float | None = None  # `deadline`, since the last change
         self._sequence = 0  # of the frames that this host has sent
         self._host = host = LocalHost(mac, safe_name(name, mac))
         self._formation = Formation(mac, host.name, timings)
@@ -98,6 +101,11 @@ class NodeParts:
             self._lead,
             self.switch,
         )
+
+    def _note_change(self) -> None:
+        """Something has happened: what was derived from the parts no longer holds. Every event calls this."""
+        self.changes += 1
+        self._due = None
 
     # ---- what others ask
 
@@ -204,6 +212,7 @@ class NodeParts:
     @busy.setter
     def busy(self, busy: bool) -> None:
         self.membership.busy = busy
+        self._note_change()
 
     @property
     def kernel(self) -> KernelState | None:

@@ -31,6 +31,11 @@ class Restraint:
         self._exchanges, self._below = exchanges, below
         self._waiting: dict[int, Offer] = {}  # by channel
 
+    @property
+    def waits(self) -> bool:
+        """An offer does, for rounds that the kernel may end at any time."""
+        return bool(self._waiting)
+
     def holds(self, now: float, offer: Offer) -> bool:
         """Whether the offer has to wait; `release` returns it then."""
         if now >= self._free_at(offer.channel):

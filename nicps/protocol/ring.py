@@ -74,14 +74,14 @@ class Ring(RingParts):
             self._note_forwarded(now, token)
             self._control.take_bounced(now, TokenState.of(frame))
 
-    def kernel_saw(self, seen: tuple[int, int], token_at: float, frame_at: float) -> None:
+    def kernel_saw(self, seen: tuple[int, int], token_at: float, frame_at: float) -> bool:
         """The kernel's newest (generation, hop), and when it last accepted a token, and any frame (clock of `now`).
 
         To be told before the frames that the kernel passed up: it forwards tokens by itself, and keeps from us those
-        that bring no news.
+        that bring no news. Returns whether one of the times is news, on which `deadline` may depend.
         """
         self._seen = max(self._seen, seen)
-        self._detector.measure(token_at, frame_at, self.holding)
+        return self._detector.measure(token_at, frame_at, self.holding)
 
     # ---- frames
 

@@ -125,6 +125,11 @@ class RingParts:
         return self._exchange.find_late()
 
     @property
+    def waits_for_kernel(self) -> bool:
+        """`deadline` depends on what the kernel has taken by now."""
+        return False
+
+    @property
     def has_sums(self) -> bool:
         """Sums of several contributions have come in an open round."""
         return self._exchange.has_sums

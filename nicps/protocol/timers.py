@@ -164,10 +164,13 @@ class FailureDetector:
         """A token was accepted."""
         self._token_at = self._frame_at = now
 
-    def measure(self, token_at: float, frame_at: float, holding: bool) -> None:
-        """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next."""
+    def measure(self, token_at: float, frame_at: float, holding: bool) -> bool:
+        """The kernel accepted a token and a frame then: the gap before them tells how long to wait for the next.
+
+        Returns whether one of them is later than the last one that was known.
+        """
         if token_at <= self._token_at and frame_at <= self._frame_at:
-            return
+            return False
         since, forwarded = self.heard, self._forwarded_at
         if forwarded > since:
             since = forwarded
@@ -178,6 +181,7 @@ class FailureDetector:
         heard = self.heard
         if since and not holding and heard > since:
             self._timeout.add_gap(heard - since)
+        return True
 
     def note_forwarded(self, now: float) -> None:
         """This member gave the token away, or its kernel did."""

@@ -28,6 +28,9 @@ _LENGTH = struct.Struct(">I")
 _LONGEST_S = 1e6  # of a wait
 _MAX_FDS = 8
 _FDS_SPACE = socket.CMSG_LEN(_MAX_FDS * 4)
+# Numbers: to combine members of an enumeration takes as long as to send.
+_TO_SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_TO_RECEIVE = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 
 
 class ChannelClosed(NetworkProblem):
@@ -130,7 +133,7 @@ class Channel:
         """Send what is queued, as far as it goes; whether nothing is left."""
         while self._out:
             try:
-                taken = self.socket.send(self._out, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                taken = self.socket.send(self._out, _TO_SEND)
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -163,9 +166,7 @@ class Channel:
         """
         while True:
             try:
-                data, ancillary, _, _ = self.socket.recvmsg(
-                    1 << 18, _FDS_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
+                data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _FDS_SPACE, _TO_RECEIVE)
             except BlockingIOError:
                 return
             except OSError as error:

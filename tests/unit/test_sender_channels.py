@@ -139,7 +139,7 @@ def test_a_full_ring_stops_its_own_channel_only() -> None:
     host.queue(1)
     host.queue(2, count=2)
     assert host.left() == [*["urgency 5"] * 5, *["urgency 3"] * 2]
-    blocked = {line.ring.name: line.blocked for line in host.sender.lines}  # type: ignore[attr-defined]
+    blocked = {line.ring.name: line.blocked for line in host.sender.lines.order}  # type: ignore[attr-defined]
     assert blocked == {"urgency 5": True, "urgency 3": False, 0: False}
     assert not host.sender.refused
 
@@ -212,6 +212,6 @@ def test_rings_are_there_as_long_as_channels_have_something_to_send() -> None:
     host.left()
     (idle,) = host.sender.lines.take_idle()
     assert idle.ring is host.plane.opened[1]
-    assert [line.ring for line in host.sender.lines] == [host.plane.opened[0], host.plane.tx]
+    assert [line.ring for line in host.sender.lines.order] == [host.plane.opened[0], host.plane.tx]
     host.queue(2, count=1)
     assert len(host.plane.opened) == 3
