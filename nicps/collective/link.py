@@ -154,9 +154,7 @@ class Link:
 
     def _offer(self, channel: int, round_: int, vector: Vector, call: int) -> None:
         """Offer the vector to that round, and convert it."""
-        rounds = self._memory().of(channel)
-        self._send(rounds.begin(round_, vector, call))
-        rounds.convert(round_, vector, self.live)
+        self._memory().of(channel).offer(round_, vector, call, self.live, self._send)
 
     def await_plan(self, plan: tuple[ChannelPlan, ...], deadline: float) -> None:
         """Wait until the lead's phase with that plan has come; no exchange is under way.

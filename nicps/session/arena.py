@@ -115,9 +115,13 @@ class Handover:
 
     def show(self, round_: int, fragments: int) -> None:
         """So many of its fragments can be sent."""
+        self.note(round_, fragments)
+        self.ring()
+
+    def note(self, round_: int, fragments: int) -> None:
+        """The same, before the agent is told of the offer."""
         barrier()  # an agent that sees their number also sees their lanes
         self._arena.set_converted(round_, fragments)
-        self.ring()
 
     def sent(self, round_: int) -> bool:
         """Whether the agent has begun to send them."""

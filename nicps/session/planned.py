@@ -113,7 +113,7 @@ class Channels:
         return self._mail.ends
 
     def offer(self, channel: int, round_: int, vector: Vector, samples: int) -> None:
-        """Offer a part of this member's gradient, the sum over `samples`; it is sent while it is converted.
+        """Offer a part of this member's gradient, the sum over `samples`; a long one is sent while it is converted.
 
         Args:
             vector: not changed before `settle`.
@@ -122,8 +122,7 @@ class Channels:
                 have marked it, and have all its sums.
         """
         rounds = self._rounds.of(channel)
-        self._send(rounds.begin(round_, vector, samples, sized=False))
-        rounds.convert(round_, vector, self._due())
+        rounds.offer(round_, vector, samples, self._due(), self._send, sized=False)
 
     def wait(
         self, channel: int, round_: int, unless: Callable[[], bool] = lambda: False

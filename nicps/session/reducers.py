@@ -20,7 +20,7 @@ from nicps.session.loops import loops_for
 from nicps.session.offers import Offers
 from nicps.session.phases import Commit
 from nicps.session.planned import MemberRounds
-from nicps.session.sized import ChannelRounds
+from nicps.session.sized import ChannelRounds, is_short
 from nicps.session.stripes import stripe
 from nicps.session.sums import Sums
 from nicps.session.whole import Whole
@@ -63,6 +63,10 @@ class Reducer(Protocol):
     def members(self) -> int:
         """The number of members whose lanes a switch adds; 0 if the kernel adds."""
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a vector is converted before its offer is sent (`nicps.session.sized.is_short`); else after it."""
+
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """A phase begins with so many members, and with that unit of its first round."""
 
@@ -70,7 +74,7 @@ class Reducer(Protocol):
         """Another view is in force, or the phase that was entered last."""
 
     def offer(self, round_: int, vector: F32, samples: int, *, finite: bool) -> shared_form.Offer:
-        """The offer of a vector, the sum over so many samples, which must be sent before it is converted.
+        """The offer of a vector, the sum over so many samples, before that is converted.
 
         Args:
             finite: the vector must be finite, also where it need not be in order to be sent.
@@ -107,6 +111,8 @@ class AddingReducer:
 
     Attributes: `offers`, `sums`.
     """
+
+    is_short = False
 
     def __init__(
         self, format: LaneFormat, residual: Residual, arena: Arena, doorbell: int, number: int
@@ -218,6 +224,11 @@ class StripedReducer:
         self._central = False  # a switch makes all sums
 
     @property
+    def is_short(self) -> bool:
+        """As `Reducer`."""
+        return is_short(self.vector)
+
+    @property
     def rounds(self) -> ChannelRounds:
         """The memory of a round, and what is done in it."""
         return self._all.of(0)
@@ -253,7 +264,8 @@ class StripedReducer:
     def convert(self, round_: int, vector: F32) -> None:
         """As `Reducer`."""
         due = () if self._central else self._standing.due
-        self.rounds.convert(round_, self.vector, due, self.vector.own_batch)
+        batch = self.vector.own_batch
+        self.rounds.convert(round_, self.vector, due, batch, rings=not self.is_short)
 
     def expect(self, round_: int, out: F32) -> bool:
         """As `Reducer`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from nicps.session.arena import Arena
 from nicps.session.lanes import I64, LaneFormat
 from nicps.session.stripes import OwnRecords, Records, Remainders, in_turn, stripe
 from nicps.wire import fragments_per_block, sized_samples
+
+#: Fragments of a short vector, at most. Converting them takes less time than a turn of the agent's loop.
+_SHORT = 8
 
 
 class Sum(Protocol):
@@ -176,10 +179,33 @@ class ChannelRounds:
         self._memory, self._rests = memory, rests
         self._mapping = mapping
 
+    def offer(
+        self,
+        round_: int,
+        vector: Vector,
+        call: int,
+        live: Collection[int],
+        send: Callable[[shared_form.Offer], None],
+        *,
+        sized: bool = True,
+    ) -> None:
+        """Send the offer of a vector, and convert it, in the order that `is_short` says.
+
+        Args:
+            call, sized: as `begin`.
+            live: as `convert`.
+        """
+        offer, short = self.begin(round_, vector, call, sized=sized), is_short(vector)
+        if not short:
+            send(offer)
+        self.convert(round_, vector, live, rings=not short)
+        if short:
+            send(offer)
+
     def begin(
         self, round_: int, vector: Vector, call: int, *, sized: bool = True
     ) -> shared_form.Offer:
-        """The offer of a vector, which must be sent before it is converted.
+        """The offer of a vector, before that is converted.
 
         Args:
             call: a checksum of what is called; if the round has no size of its own, the samples.
@@ -190,13 +216,20 @@ class ChannelRounds:
         return shared_form.Offer(round_, samples, *of)
 
     def convert(
-        self, round_: int, vector: Vector, live: Collection[int], own_batch: int = 0
+        self,
+        round_: int,
+        vector: Vector,
+        live: Collection[int],
+        own_batch: int = 0,
+        *,
+        rings: bool = True,
     ) -> None:
         """Convert it: this member's own stripe first, then a batch of each other one in turn.
 
         Args:
             live: the members that have a stripe; none: a switch makes all sums, and is sent all.
             own_batch: fragments of the own stripe that `vector` converts at once, if not as many as of the others.
+            rings: as `OwnRecords.convert`.
         """
         order, fragments = sorted(live) or [0], _fragments_of(vector)
         rank = order.index(self._number) if self._number in order else 0
@@ -208,7 +241,8 @@ class ChannelRounds:
         batch = LaneFormat(1, vector.width).batch
         parts = in_turn(fragments, batch, rank, len(order), own_batch if live else 0)
         kept = len(stripe(fragments, rank, len(order))) if live else 0
-        self._memory.own.convert(round_, parts, write, kept, self._channel, self._first)
+        place = self._channel, self._first
+        self._memory.own.convert(round_, parts, write, kept, *place, rings=rings)
 
     def own(self, round_: int, vector: Vector) -> Bank:
         """What this member has converted the vector to."""
@@ -264,6 +298,15 @@ class ChannelRounds:
             blocks = self._rests.of(round_.round, round_.view, count)
         lanes = blocks.reshape(-1, LaneFormat(1, width).per_fragment)[: len(here)]
         return Rest(here.start, lanes, used)
+
+
+def is_short(vector: Vector) -> bool:
+    """Whether a vector is converted before its offer is sent, so that the agent hears of both at once.
+
+    The agent announces an offer only once the lanes of this member's own stripe are converted. Of a long vector the
+    other lanes are converted, and sent, while the other members answer.
+    """
+    return _fragments_of(vector) <= _SHORT
 
 
 def _fragments_of(vector: Vector) -> int:

@@ -127,6 +127,8 @@ class OwnRecords:
         own: int,
         channel: int = 0,
         first: int = 0,
+        *,
+        rings: bool = True,
     ) -> None:
         """Let `write` convert these parts, each from its first fragment on so many.
 
@@ -136,6 +138,8 @@ class OwnRecords:
 
         Args:
             channel, first: of several, whose round it is, and where its fragments begin in a bank.
+            rings: the agent has the offer already, and hears of what is converted; otherwise it gets the offer after
+                this.
         """
         conversions, done = self.records["conversion"][round_ & 1, first:], 0
         conversion, told, next_at = self._of[channel], -1, own
@@ -144,11 +148,13 @@ class OwnRecords:
             barrier()  # a reader that sees the conversion also sees the lanes
             conversions[part.start : part.stop] = conversion
             done += len(part)
-            if done >= next_at:
+            if rings and done >= next_at:
                 self._tell(round_, done, channel)
                 told, next_at = done, done + min(max(1, done - own), _MOST_PARTS * len(part))
-        if told != done:
+        if rings and told != done:
             self._tell(round_, done, channel)
+        elif not (rings or channel):
+            self._handover.note(round_, done)
 
     def sent(self, round_: int) -> bool:
         """Whether the agent has begun to send what was converted for that round, on channel 0: a list has it."""

@@ -38,8 +38,10 @@ class VectorRounds:
         reducer = self._memory.reducer
         offer = reducer.offer(round_, vector, samples, finite=finite)
         self._offered, self._vector = round_, vector
+        if reducer.is_short:
+            reducer.convert(round_, vector)
         self._talk.send(offer)
-        if not offer.skip:
+        if not (offer.skip or reducer.is_short):
             reducer.convert(round_, vector)
 
     def wait_commit(self, round_: int, out: F32 | None) -> Commit | None:

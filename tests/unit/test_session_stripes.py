@@ -300,15 +300,17 @@ def test_a_round_is_committed_in_the_view_before(agent: Agent) -> None:
 def test_all_reduce(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is sent, and is NaN in that fragment at all; numbers of any size leave nobody out."""
     reducer, expected = agent.session._shared().reducer, np.empty(0)
-    convert, total = reducer.convert, np.empty(LANES, np.float32)
+    expect, total = reducer.expect, np.empty(LANES, np.float32)
+    vector = np.empty(0, np.float32)
 
-    def then_commit(round_: int, vector: F32) -> None:
+    def commit_first(round_: int, out: F32) -> bool:
+        """The vector is offered, and converted: the program is about to wait."""
         nonlocal expected
-        convert(round_, vector)
         agent.offered(round_, vector)
         expected = agent.settle(round_, (1, 2, 3))
+        return expect(round_, out)
 
-    monkeypatch.setattr(reducer, "convert", then_commit)
+    monkeypatch.setattr(reducer, "expect", commit_first)
     for round_, size in ((7, 1.0), (8, 1e35)):
         vector = gradient(1) * np.float32(size)
         vector[[0, -1]] = np.nan, np.inf
