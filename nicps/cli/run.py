@@ -132,6 +132,13 @@ def _follow(channel: Channel, lines: _Lines) -> Mapping[str, Any]:
                 return message.result
             elif not isinstance(message, Preparing):  # a script's folder is only packed
                 show(message)
+    except KeyboardInterrupt:
+        if name:
+            print(
+                f"nicps: {name} ends on all hosts; what each of them has kept is in RUNS/{name} there",
+                file=sys.stderr,
+            )
+        raise
     except ChannelClosed:
         if not name:
             raise

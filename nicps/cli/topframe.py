@@ -206,7 +206,8 @@ def _job_rows(looks: Looks) -> Iterator[Row]:
     parts.append(f"{_number(looks.rate(lambda _, a: a.rounds))} rounds/s")
     if activity.pushes:  # S: rounds are counted at synchronisations only
         parts.append(f"{_number(looks.rate(lambda _, a: a.pushes))} pushes/s here")
-    parts.append(f"{_number(looks.rate(lambda _, a: a.samples))} samples/s")
+    if activity.samples:  # the rounds of a script have none
+        parts.append(f"{_number(looks.rate(lambda _, a: a.samples))} samples/s")
     if (seconds := looks.round_seconds()) is not None:
         parts.append(f"{1000 * seconds:.1f} ms a round")
     yield Row("round", "  ".join(parts))

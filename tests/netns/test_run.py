@@ -170,7 +170,8 @@ def test_ctrl_c_ends_it_everywhere(three: Network, folder: Path) -> None:
     assert "is under way: wait for its end" in refused.error(4)
     child.send_signal(signal.SIGINT)
     assert child.wait(20) in (130, -signal.SIGINT)
-    child.communicate()
+    said = child.communicate()[1]
+    assert "ends on all hosts; what each of them has kept is in RUNS/" in said
     no_run(three)
 
 

@@ -93,6 +93,15 @@ def test_rates_are_of_the_looks() -> None:
     assert "3 sent again, 4 asked again" in line(lines, "losses")
 
 
+def test_the_rounds_of_a_script_have_no_samples() -> None:
+    looks = [look(10.0, 100), look(12.0, 130)]
+    for at, each in enumerate(looks):
+        assert each.activity is not None
+        looks[at] = replace(each, activity=replace(each.activity, samples=0))
+    found = line(shown(looks), "round")
+    assert "15 rounds/s" in found and "samples" not in found
+
+
 def test_one_look_has_no_rates() -> None:
     lines = shown([look(10.0, 100)])
     assert "- rounds/s" in line(lines, "round")
