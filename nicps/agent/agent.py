@@ -54,7 +54,8 @@ _WAKE_S = 0.05  # so this host gives a sign of life at least this often while a 
 _IDLE_S = 1.0
 _NICE = -15  # a token that waits for a processor delays all members
 _RETRY_S = 0.001  # the interface's queue was full
-_MORE = 3  # times that events are handled before all else that a turn has to do
+_MORE = 3  # times that events are handled before all else that a turn has to do,
+_MORE_S = 0.002  # unless they take longer than this: timers must not wait for several long ones
 _KEY_S = 0.01  # between two looks at the numbers of a view's key
 _HURRY_S = 0.01  # processes that do not end at once are being ended
 
@@ -288,9 +289,11 @@ class Agent:
     def _step(self) -> None:
         began = time.monotonic()
         self._handle(began, self._loop.wait(self._seconds_to_wait()))
+        until = self._driver.now + _MORE_S
         for _ in range(_MORE):  # for what has come meanwhile others wait, too
             began = time.monotonic()
-            if self._frames.sender.more or not (events := self._loop.wait(0.0)):
+            late = began >= until or self._frames.sender.more
+            if late or not (events := self._loop.wait(0.0)):
                 break
             self._handle(began, events)
         driver, life = self._driver, self.life
