@@ -14,7 +14,7 @@ from nicps.protocol.carried import Offer
 from nicps.protocol.plan import ChannelPlan
 from tests import channelled
 from tests.channelled import Members, phase_of
-from tests.ring_parts import START
+from tests.ring_parts import START, node_of
 
 pytestmark = pytest.mark.unit
 
@@ -98,6 +98,15 @@ def test_it_need_not_wait_any_more_once_bulk_is_done(members: Sized) -> None:
     assert ring.deadline() <= members.now
     members.take(2, ring.tick(members.now))
     assert ring._all[1].has_offered
+
+
+def test_the_kernel_ends_bulk_without_an_event(members: Sized) -> None:
+    """The node's deadline, which is kept from change to change, is not kept while an offer waits for that."""
+    node = node_of(2, members[2].ring, members.view)
+    assert not members.offers()
+    assert node.deadline() > -math.inf
+    members[2].kernel.lacks -= {0}
+    assert node.deadline() == -math.inf
 
 
 def test_bulk_itself_never_waits(members: Sized) -> None:
