@@ -92,7 +92,7 @@ def test_the_slowest_member_counts() -> None:
     parts, slower = parts_of(), 1.5
     planner = Planner(parts, 4, None)
     train(planner, parts, 4, slower=slower)
-    planner.propose(5, 2)
+    planner.enter(parts.replanned(planner.propose(5, 2)))
     timing = Timing(
         TIMING.nbytes,
         tuple(slower * each for each in TIMING.released),

@@ -28,11 +28,11 @@ def test_slots_may_change_while_free_ones_are_counted() -> None:
             status[::3] = 1
     try:
         ring = TxRing.__new__(TxRing)
-        ring._status = status
+        ring._status, ring.frames = status, _FRAMES
         until, counts = time.monotonic() + _LIMIT_S, set[int]()
         while time.monotonic() < until:
             for ring._next in (0, _FRAMES // 2):
-                counts.add(ring._available())
+                counts.add(ring._available(_FRAMES))
     finally:
         os.kill(kernel, signal.SIGKILL)
         os.waitpid(kernel, 0)
