@@ -303,9 +303,8 @@ def plan_for(
         parts = cut(timing, count, grain, growth, whole=True)
         plan = _descend(timing, line, parts, min(channels, len(parts)))
         few = len(parts) <= max(channels, plan.seconds * control)
-        if not found or (
-            few and plan.room <= found[0].room
-        ):  # the first: few parts, and equal ones
+        # The first plan has the fewest parts, and equal ones: it is always possible.
+        if not found or (few and plan.room <= found[0].room):
             found.append(plan)
     best, single = _simplest(found), _simplest([plan.alone() for plan in found])
     return single if single.seconds < best.seconds * _PAYS else best

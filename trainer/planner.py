@@ -41,9 +41,8 @@ class Planner:
         self._seconds: list[float] = []  # of the steps since the phase has begun
         self._rest = 0.0
         self.predicted: float | None = None
-        self._proposed: tuple[list[list[int]], float] | None = (
-            None  # its rounds, and seconds of a step
-        )
+        # Rounds of the plan that was proposed last, and seconds of a step with it.
+        self._proposed: tuple[list[list[int]], float] | None = None
         self._undescribed: Plan | None = None
 
     # ---- what is measured

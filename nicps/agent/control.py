@@ -191,9 +191,8 @@ class ControlSocket:
         """Send what could not be sent at once; close the connection of a peer that has stopped reading."""
         for peer in self.peers[:]:
             if peer.channel.backlog:
-                with contextlib.suppress(
-                    ChannelClosed
-                ):  # its last messages are read before the close
+                # The last messages of a peer that has closed its end are read first.
+                with contextlib.suppress(ChannelClosed):
                     peer.channel.flush()
             if peer.channel.deaf:
                 self.drop(peer)

@@ -23,9 +23,8 @@ from nicps.job.actions import Action, EnterView, Transmit, TransmitServed
 from nicps.protocol import KernelState, Narrow, Phase, Send, SendFragments
 from nicps.protocol.kernel import ChannelState
 
-_ALIVE_NS = (
-    200_000_000  # the kernel forwards tokens for us only this long after our last sign of life
-)
+#: The kernel forwards tokens for this agent only so long after the agent's last sign of life.
+_ALIVE_NS = 200_000_000
 _MALFORMED_SHOWN = 3
 _ASIDE = (wire.FrameType.PROBE, wire.FrameType.ECHO, wire.FrameType.SCRIPT)
 

@@ -55,14 +55,11 @@ class Left:
             out = self._base / "work" / _KEPT
             if os.path.lexists(out):  # the script may have removed it
                 # Files of an earlier run may have been sent with the script's folder.
-                begun = 0
-                with contextlib.suppress(OSError):  # it has not begun, or has removed the mark
-                    begun = _begun_ns(self._base / "work")
-                copy_tree(out, self._kept / _KEPT, since_ns=begun)
+                copy_tree(out, self._kept / _KEPT, since_ns=_begun_ns(self._base / "work"))
         except Exception as error:  # the run ends with any error, and reports it
             text = f"{explain('keep what the script has left', error)}; it is in {self._aside}"
             self.why = one_line(text).encode()[:_MOST_TEXT].decode(errors="ignore")
-        with contextlib.suppress(OSError):  # it has not begun
+        with contextlib.suppress(OSError):  # files go away meanwhile
             self.removed = written(self._base / "work")
 
     def clear(self) -> None:
@@ -86,9 +83,10 @@ def written(folder: Path) -> dict[str, Any]:
         `files`, how many, and `first`, the names of some; empty if there are none.
 
     Raises:
-        OSError: it has not begun, or files go away meanwhile.
+        OSError: files go away meanwhile.
     """
-    begun = _begun_ns(folder)
+    if not (begun := _begun_ns(folder)):
+        return {}
     found: list[str] = []
     for at, folders, names in os.walk(folder):
         inner = Path(at).relative_to(folder)
@@ -109,12 +107,11 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def _begun_ns(folder: Path) -> int:
-    """When the script began; what was sent to its folder is older.
-
-    Raises:
-        OSError: it has not begun.
-    """
-    return (folder / BEGUN).stat(follow_symlinks=False).st_ctime_ns
+    """When the script began; what was sent to its folder is older. 0: it has not begun, or has removed the mark."""
+    try:
+        return (folder / BEGUN).stat(follow_symlinks=False).st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _counts(name: str, ours: tuple[str, ...]) -> bool:

@@ -146,7 +146,7 @@ def members_of(looks: Looks) -> list[MemberRow]:
                 plain(member.name),
                 STATES.get(member.state, member.state),
                 looks.awaited(member.number),
-                looks.rate(samples),
+                looks.rate(samples) if looks.activity.samples else None,
                 of.asked,
                 of.resent,
                 _marks(status, member, of.awaited),

@@ -47,9 +47,8 @@ class Steps:
             return [NoteRound(commit)]
         of_channel: list[NoteCommit | NoteRound] = [NoteRound(commit)] if phase.channels else []
         if commit.channel:
-            return (
-                of_channel  # what users see as the rounds of a group are those of its first channel
-            )
+            # The rounds of a group that users are shown are those of its first channel.
+            return of_channel
         if not (trains and several):
             self.trained += trains and mine
             return [*of_channel, NoteCommit(commit.round, not trains, _samples_of(commit))]

@@ -64,7 +64,7 @@ def test_what_comes_meanwhile_is_handled_before_the_rest_of_a_turn(
 
 
 def test_timers_do_not_wait_for_several_long_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full batch of frames can take 30 ms, and who has the token must be heard each 100 ms."""
+    """A full batch of frames can take 30 ms, and the member that holds the token must send a frame every 100 ms."""
     turn = Turn(monkeypatch, 0.03)
     turn.agent._step()
     assert len(turn.batches) == 1

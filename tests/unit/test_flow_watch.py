@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -233,29 +234,37 @@ def test_without_channels_there_is_nothing_to_say() -> None:
     assert watch.activity() == () and watch.awaited(0) == frozenset()
 
 
+def of_a_group() -> Watched:
+    """A group with two channels."""
+    plans = ChannelPlan(0, 8), ChannelPlan(1, 8)
+    return Watched(phase=phase_of(sized=True, channels=plans))
+
+
+def group_round(
+    members: Members, round_: int, committed: Callable[[], None] = lambda: None
+) -> None:
+    """A round on channel 1; `committed` is called before it is read."""
+    members.offer(1, samples=wire.sized_samples(8, 1, 16))
+    committed()
+    members.read(1, round_)
+    members.take(1, members[1].ring.go_on(members.now, saves=False, channel=1))
+
+
 def test_what_was_heard_of_a_groups_rounds_does_not_grow() -> None:
     """Also where nobody tells the watch of their commits."""
-    plans = ChannelPlan(0, 8), ChannelPlan(1, 8)
-    watched = Watched(phase=phase_of(sized=True, channels=plans))
-    members, samples = watched.members, wire.sized_samples(8, 1, 16)
+    watched = of_a_group()
+    members = watched.members
     for round_ in range(1, 21):
-        members.offer(1, samples=samples)
-        members.read(1, round_)
-        members.take(1, members[1].ring.go_on(members.now, saves=False, channel=1))
+        group_round(members, round_)
     assert members.rounds() == {(1, 21)}
     assert {known for _, known in watched.watch._heard} <= {19, 20, 21, 22}
 
 
 def test_a_groups_rounds_are_counted_and_not_noted() -> None:
     """A script's group may last for weeks, and has no report."""
-    plans = ChannelPlan(0, 8), ChannelPlan(1, 8)
-    watched = Watched(phase=phase_of(sized=True, channels=plans))
-    members, samples = watched.members, wire.sized_samples(8, 1, 16)
+    watched = of_a_group()
     for round_ in range(1, 4):
-        members.offer(1, samples=samples)
-        watched.tell()
-        members.read(1, round_)
-        members.take(1, members[1].ring.go_on(members.now, saves=False, channel=1))
+        group_round(watched.members, round_, watched.tell)
     activity = watched.of(1)
     assert (activity.rounds, activity.bytes) == (3, 3 * 8 * wire.PAYLOAD_BYTES)
     assert watched.of(0).rounds == 0 and not watched.notes.rows and not watched.watch._rows

@@ -100,6 +100,7 @@ def test_the_rounds_of_a_script_have_no_samples() -> None:
         looks[at] = replace(each, activity=replace(each.activity, samples=0))
     found = line(shown(looks), "round")
     assert "15 rounds/s" in found and "samples" not in found
+    assert {member.samples for member in members_of(Looks(looks))} == {None}
 
 
 def test_one_look_has_no_rates() -> None:

@@ -147,7 +147,7 @@ def test_a_second_group_is_the_one_that_the_script_says(
 
 
 def test_whether_all_that_were_left_have_left_together() -> None:
-    """They know the same of who is lost then."""
+    """After a common goodbye all survivors have the same list of lost ranks."""
     groups: list[Group] = []
 
     def program(group: Group) -> None:
