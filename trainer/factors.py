@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from nicps.steps import room_of
-from nicps.torch.factors import Matrix, exchange, pays
+from nicps.torch.factors import Matrix, accelerate, exchange, pays
 from trainer import weights
 from trainer.errors import JobError
 
@@ -60,6 +60,7 @@ class Factors:
             matrix.error = torch.from_numpy(self.error[at : at + size]).view(rows, columns)
             self._matrices.append(matrix)
             at += size
+        accelerate(self._matrices)
         others = sum(place.stop - place.start for place in self._rest)
         first = rank * sum(rows for rows, _ in shapes)
         self.room = room_of(first, rank * sum(columns for _, columns in shapes) + others)

@@ -5,9 +5,8 @@
 code is the reference. It converts vectors as long as none has had `LEAST_NUMBERS`, and all vectors if there are no
 loops: numba is not installed, or the processor is no x86-64.
 
-numba compiles them in a child process, in 2 s of processor time (`nicps.session.loop_sources`). This process gets
-their machine code, 15 kB. `Session.ready` calls `loops_for` before the other members wait for this one, so no round
-waits for it. The code is kept for the next process (`nicps.session.machine_code`).
+numba compiles them in a child process, in 2 s of processor time (`nicps.compiled`). `Session.ready` calls `loops_for`
+before the other members wait for this one, so no round waits for it. The code is kept for the next process.
 
 The loops are C functions. ctypes calls them without the interpreter's lock, so other threads run meanwhile. They get
 addresses, so `Loops` looks at each array first, and declines one that is not laid out as they need it.
@@ -15,26 +14,19 @@ addresses, so `Loops` looks at each array first, and declines one that is not la
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nicps.session import elf, loop_sources
-from nicps.session.lanes import F32, I64, LEAST_EXPONENT, LaneFormat
-from nicps.session.loop_sources import ENTRIES, parameters
-from nicps.session.machine_code import MachineCode, kept_or_made
-from nicps.wire import NOT_FINITE
+from nicps.compiled import lanes as sources
+from nicps.compiled.build import functions
+from nicps.session.lanes import F32, I64, LaneFormat
 
 #: Of a vector. The loops save 2 ms of processor time in a round of that length: 1,000 rounds pay for compiling.
 LEAST_NUMBERS = 1 << 20
 
-_COMPILE_S = 30.0  # two seconds on an idle machine
 _made: dict[int, Loops | None] = {}  # by the lanes' width
 _making = threading.Lock()
 
@@ -64,11 +56,8 @@ class Loops:
     def __init__(self, width: int) -> None:
         format = LaneFormat(1, width)
         self._per, self._lane = format.per_fragment, np.dtype(format.wire)
-        code = kept_or_made(f"loops{width}", _basis(format), lambda: _compile(width))
-        mapped = MachineCode(code[ENTRIES.size :])
-        self._quantise, self._read, self._keep, self._add = (
-            mapped.function(at, kinds)
-            for at, kinds in zip(ENTRIES.unpack_from(code), parameters(format), strict=True)
+        self._quantise, self._read, self._keep, self._add = functions(
+            f"loops{width}", sources, sources.parameters(format), sources.basis(format), width
         )
 
     def quantise(self, vector: F32, kept: F32, lanes: npt.NDArray[Any], exponents: Any) -> bool:
@@ -147,26 +136,3 @@ def _at(array: npt.NDArray[Any]) -> int:
 def _strided(array: npt.NDArray[Any]) -> tuple[int, int]:
     """Where it begins, and from row to row so many of its numbers."""
     return array.ctypes.data, array.strides[0] // array.itemsize
-
-
-def _basis(format: LaneFormat) -> bytes:
-    """What determines the code, beside compiler and processor."""
-    numbers = format.per_fragment, format.wire, format.largest_lane, LEAST_EXPONENT, NOT_FINITE
-    files = (Path(str(module.__file__)).read_bytes() for module in (loop_sources, elf))
-    return b"".join([repr(numbers).encode(), *files])
-
-
-def _compile(width: int) -> bytes:
-    """In a child process, with the same nicps as here."""
-    command = [sys.executable, "-P", "-m", loop_sources.__name__, str(width)]
-    ours = str(Path(str(loop_sources.__file__)).resolve().parents[2])
-    paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=_COMPILE_S,
-        check=True,
-    ).stdout

@@ -9,17 +9,21 @@ Factors are kept transposed, (rank, rows) and (rank, columns): BLAS is many time
 
 What all members must have bit for bit is made of single multiplications and additions in a fixed order: the basis in
 float64, the result in float32. PyTorch's `mul` and `add` round each of these once, on every processor and with any
-number of threads. What is a member's own, P and Q before they are summed and the error, is made by BLAS.
+number of threads, and so do the compiled loops that visit large matrices (`nicps.compiled.factors`). What is a member's
+own, P and Q before they are summed and the error, is made by BLAS or these loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from nicps.compiled.factors import FactorLoops
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -29,6 +33,10 @@ _BLOCK = 1 << 16  # numbers of a visit's block: 256 KB, which stay in the cache
 #: What is left of a column after the others are taken out: below it is only rounding.
 _LEAST = 1e-6
 _PAYS = 2  # times less to send, as PyTorch's `min_compression_rate`
+
+
+#: Of all matrices together. The loops save 2 ms of a step's processor time then: 1,000 steps pay for compiling.
+LEAST_NUMBERS = 1 << 20
 
 
 def pays(rows: int, columns: int, rank: int) -> bool:
@@ -100,11 +108,17 @@ class Matrix:
         self._right = torch.zeros(rank, columns, **_F32)
         self._kept: F64 = np.zeros(rank)
         self._finite = True
+        #: Compiled ones that visit the matrix, where there are some (`accelerate`).
+        self.loops: FactorLoops | None = None
         self._step = max(1, _BLOCK // columns)
         self._term = torch.empty(min(self._step, rows), columns, **_F32)
 
     def project(self, gradient: torch.Tensor) -> F32:
         """The first visit: add the error to the gradient (rows, columns) in place. P of that, (rank, rows)."""
+        if self.loops is not None:
+            numbers = map(_array, (gradient, self.error, self.start, self._left))
+            self.loops.project(*numbers)
+            return _array(self._left)
         for at in range(0, len(gradient), self._step):
             here = gradient[at : at + self._step]
             torch.add(here, self.error[at : at + self._step], out=here)
@@ -137,6 +151,17 @@ class Matrix:
         if not self._finite:
             value.fill_(float("nan"))
             return
+        if commit and self.loops is not None:
+            own = _array(self._left), _array(self._right)
+            self.loops.apply(_array(value), _array(self.error), *own, mean)
+        else:
+            self._write_result(right, value, commit=commit)
+        if commit:
+            self.start.copy_(right)
+            for k in np.flatnonzero(self._kept == 0.0):
+                self.start[k] = self._first[k]  # or that column would be zero for good
+
+    def _write_result(self, right: torch.Tensor, value: torch.Tensor, *, commit: bool) -> None:
         for at in range(0, len(value), self._step):
             here = value[at : at + self._step]
             left = self._left[:, at : at + self._step]
@@ -144,10 +169,21 @@ class Matrix:
                 error = self.error[at : at + self._step]
                 torch.addmm(here, left.t(), self._right, alpha=-1, out=error)
             _write_product(left[:, :, None], right, here, self._term)
-        if commit:
-            self.start.copy_(right)
-            for k in np.flatnonzero(self._kept == 0.0):
-                self.start[k] = self._first[k]  # or that column would be zero for good
+
+
+def accelerate(matrices: Collection[Matrix]) -> None:
+    """Give matrices their loops, if together they are large enough, before other members wait for this one."""
+    if sum(matrix.error.numel() for matrix in matrices) >= LEAST_NUMBERS:
+        for matrix in matrices:
+            matrix.loops = _compiled()
+
+
+@functools.cache
+def _compiled() -> FactorLoops | None:
+    try:
+        return FactorLoops()
+    except Exception:  # whatever is wrong with numba here, PyTorch does the same
+        return None
 
 
 def exchange(

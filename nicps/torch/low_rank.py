@@ -19,7 +19,7 @@ from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
 from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_parameter
 from nicps.torch.elastic import note_renewed
-from nicps.torch.factors import Matrix, exchange, pays
+from nicps.torch.factors import Matrix, accelerate, exchange, pays
 from nicps.torch.join import too_early
 from nicps.torch.staging import as_float32, write_back
 
@@ -94,6 +94,7 @@ class LowRank(Losses):
             if parameter.dim() > 1 and pays(rows, columns, rank):
                 self._matrices[name] = matrix = Matrix(rows, columns, rank, number)
                 self._by_id[id(parameter)] = matrix
+        accelerate(self._matrices.values())
         self._model = model  # its parameters' ids must stay theirs
         self._scaler, self._scale = scaler, 1.0
         self._open: list[_Bucket] = []

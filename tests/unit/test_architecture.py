@@ -122,7 +122,8 @@ ROOMS = {
     "nicps/job": (ERRORS, WIRE, EXCHANGE, PROTOCOL, JOB, *MESSAGES),
     "nicps/store": (ERRORS, WIRE, "nicps.store", *MESSAGES),
     "nicps/dataplane": (ERRORS, WIRE, BARRIER, LAYOUT, SOURCES, DATAPLANE),
-    "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION),
+    "nicps/compiled": (ERRORS, WIRE, "nicps.compiled", "nicps.session.lanes"),
+    "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION, "nicps.compiled"),
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),
     "nicps/collective": (ERRORS, WIRE, BARRIER, SESSION, "nicps.collective"),
@@ -131,7 +132,7 @@ ROOMS = {
     "nicps/torch": (
         *(ERRORS, WIRE, "nicps.collective", "nicps.torch"),
         *("nicps.session.absolute", "nicps.session.lanes", "nicps.session.sized"),
-        *("nicps.measuring", "nicps.need_first"),
+        *("nicps.measuring", "nicps.need_first", "nicps.compiled.factors"),
     ),
     "nicps/flows.py": (ERRORS, SESSION, "nicps.client", "nicps.collective", "nicps.steps"),
     "nicps/steps.py": (ERRORS, WIRE, SESSION, "nicps.client", "nicps.collective"),

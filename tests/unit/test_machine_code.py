@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nicps.session import elf, machine_code
-from nicps.session.machine_code import MachineCode, kept_or_made
+from nicps.compiled import elf, machine_code
+from nicps.compiled.machine_code import MachineCode, kept_or_made
 
 llvm = pytest.importorskip("llvmlite.binding")
 

@@ -1,33 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of `nicps.session.loops`, and the child process in which numba compiles them.
+"""The loops of `nicps.session.loops`: `python -m nicps.compiled.lanes WIDTH` writes their machine code, for lanes of
+that width.
 
-`python -m nicps.session.loop_sources WIDTH` writes their machine code, for lanes of that width, to stdout: where each
-begins, then the code. numba and its compiler take 50 MB, which stay in the child.
+A row is a fragment. From one to the next there are so many numbers: `stride` and `step`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nicps.session import elf
+from nicps.compiled.build import Kinds, Loop, compiled
 from nicps.session.lanes import F32, LEAST_EXPONENT, LaneFormat
 from nicps.wire import NOT_FINITE
-
-#: Where `quantise`, `read`, `keep` and `add` begin in the code behind it.
-ENTRIES = struct.Struct("<4Q")
 
 _MAGNITUDE, _MANTISSA = 0x7FFFFFFF, 0x7FFFFF
 
 
-def parameters(format: LaneFormat) -> tuple[tuple[Any, ...], ...]:
-    """Those of each loop: `int` and `float`, or NumPy's types, of which it gets pointers."""
+def parameters(format: LaneFormat) -> tuple[Kinds, ...]:
+    """Those of `quantise`, `read`, `keep` and `add`."""
     number, lane, x, flag = np.float32, format.native, np.int8, np.int8
     rows = lane, int, x, int
     return (
@@ -38,68 +33,23 @@ def parameters(format: LaneFormat) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def compiled(format: LaneFormat) -> bytes:
-    """The machine code, behind `ENTRIES`.
+def basis(format: LaneFormat) -> tuple[Any, ...]:
+    """What determines the code, beside this text."""
+    numbers = format.per_fragment, format.wire, format.largest_lane
+    return *numbers, LEAST_EXPONENT, NOT_FINITE
 
-    Raises:
-        ImportError: numba is not installed, or does not fit NumPy.
-        ValueError: the code needs more than can be linked.
-    """
+
+def loops(format: LaneFormat) -> list[Loop]:
+    """All of them, as `parameters`."""
     import numba
 
     numba.extending.register_jitable(_swapped)
-    code, entries = b"", []
     makers = (_quantise, _read, _keep, _add)
-    for make, kinds in zip(makers, parameters(format), strict=True):
-        linked, entry = elf.link(_object(numba, make(numba.carray, format), kinds))
-        entries.append(len(code) + entry)
-        code += linked
-    return ENTRIES.pack(*entries) + code
+    return [
+        Loop(make(numba.carray, format), kinds)
+        for make, kinds in zip(makers, parameters(format), strict=True)
+    ]
 
-
-def _object(numba: Any, function: Callable[..., None], kinds: tuple[Any, ...]) -> bytes:
-    """The object file of a C function with these parameters."""
-    scalars = {int: numba.int64, float: numba.float64}
-    types = (scalars.get(k) or numba.types.CPointer(numba.from_dtype(np.dtype(k))) for k in kinds)
-    signature = numba.types.void(*types)
-    made = numba.cfunc(signature, nopython=True, error_model="numpy")(function)
-    return _without_python(made.inspect_llvm(), made.native_name)
-
-
-def _without_python(assembly: str, name: str) -> bytes:
-    """The object file of that function only.
-
-    numba's C functions report what the loop raises. These loops raise nothing. LLVM sees that once no other function
-    of the module can be called from outside, and then drops all calls of Python.
-    """
-    import llvmlite.binding as llvm
-
-    module = llvm.parse_assembly(assembly)
-    for function in module.functions:
-        if not function.is_declaration and function.name != name:
-            function.linkage = "internal"
-    target, passes = _target(), llvm.create_new_module_pass_manager()
-    passes.add_ipsccp_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_global_dead_code_eliminate_pass()
-    tuning = llvm.create_pipeline_tuning_options()
-    passes.run(module, llvm.create_pass_builder(target, tuning))
-    made: bytes = target.emit_object(module)
-    return made
-
-
-@functools.cache
-def _target() -> Any:
-    """This processor, for code that runs wherever it lies."""
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features().flatten()
-    return llvm.Target.from_default_triple().create_target_machine(
-        llvm.get_host_cpu_name(), features, opt=3, reloc="pic", codemodel="small"
-    )
-
-
-# ---- what is compiled. A row is a fragment. From one to the next there are so many numbers: `stride` and `step`.
 
 P: TypeAlias = Any  # a pointer
 
@@ -222,4 +172,4 @@ def _add(carray: Any, format: LaneFormat) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(compiled(LaneFormat(1, int(sys.argv[1]))))
+    sys.stdout.buffer.write(compiled(loops(LaneFormat(1, int(sys.argv[1])))))

@@ -75,7 +75,7 @@ def kept_or_made(name: str, basis: bytes, make: Callable[[], bytes]) -> bytes:
 def _identity(basis: bytes) -> bytes:
     """Of all that the code depends on."""
     if platform.machine() != "x86_64":
-        raise OSError(f"nicps.session.elf links for x86-64, and this is {platform.machine()}")
+        raise OSError(f"nicps.compiled.elf links for x86-64, and this is {platform.machine()}")
     found = hashlib.sha256(basis)
     for package in ("numba", "llvmlite"):
         spec = importlib.util.find_spec(package)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over numbers that numba compiles in a child process. This process gets their machine code, some 15 kB.
+
+build.py         the child process, and what it does with a loop
+elf.py           machine code out of an object file, without a linker
+factors.py       the loops of nicps.torch.factors
+lanes.py         the loops of nicps.session.loops
+machine_code.py  how the code is called, and kept for the next process
+
+There is NumPy's or PyTorch's code for the same beside each loop. It is the reference, and does the work where there are
+no loops: numba is not installed, or the processor is no x86-64.
+"""
