@@ -15,8 +15,8 @@ from nicps.session.arena import Arena
 from nicps.session.planned import MemberRounds
 
 pytestmark = pytest.mark.unit
-ROOM = 16
-SHORT = 8
+ROOM = 256
+SHORT = 200
 PHASE = says.Phase("train", 1, 1, 0, (1, 2), Exchange.STRIPES, 1, (1, 1), 1, room=ROOM)
 
 
