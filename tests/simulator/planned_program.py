@@ -120,17 +120,22 @@ class PlannedProgram(Program):
     def _take(self, message: Message) -> None:
         if self.host.process is not self:
             return
-        planned = bool(self._plan)
         try:
-            if planned and isinstance(message, says.Committed):
-                self._commits[message.channel, message.round] = message
-            elif planned and isinstance(message, says.View) and not self._inbox:
-                self._note(message)
-            else:
-                self._inbox.append(message)
+            self._sort(message)
         except Ended:
             return  # the agent has killed it for what it said
         self._look()
+
+    def _sort(self, message: Message) -> None:
+        """As `nicps.session.mailbox`: what comes behind a phase that has not begun is of that phase, and waits."""
+        at_once = bool(self._plan) and not self._ends
+        views = any(isinstance(each, says.View) for each in self._inbox)
+        if at_once and isinstance(message, says.Committed):
+            self._commits[message.channel, message.round] = message
+        elif at_once and isinstance(message, says.View) and not views:
+            self._note(message)
+        else:
+            self._inbox.append(message)
 
     def _look(self) -> None:
         """All threads look again at what they wait for."""
@@ -170,6 +175,9 @@ class PlannedProgram(Program):
         message = yield from super()._next_phase()
         self._plan = message.channels
         self._commits.clear()
+        behind, self._inbox = self._inbox, deque()
+        for each in behind:
+            self._sort(each)
         return message
 
     # ---- a channel's thread

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nicps.job import actions as act
 from nicps.job.accumulators import Accumulators
 from nicps.job.course import Course
 from nicps.job.dialogue import Dialogue
@@ -111,6 +112,58 @@ def test_a_lead_goes_on_with_a_step_that_it_has_not_let_begin(
     lan.hosts[0].submit()
     lan.at(schedules.WATCH_S, lambda: schedules.watch(lan, "", 0.0))
     assert schedules.finish(lan).what == "done" and killed
+
+
+def test_a_step_closes_without_a_program_that_is_called_back_to_its_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lead dies as it changes the plan, and all go back to the phase before. A quorum commits rounds of that while
+    member 3 still computes: these commits are behind the phase, which that program has not begun.
+    """
+    lans = (PlannedLan(seed, random.Random(seed), 5, Conditions()) for seed in itertools.count())
+    lan = next(each for each in lans if each.plan.quorum < 0.9 and len(each.first_plan) > 1)
+    train, settle = PlannedProgram._train_planned, PlannedProgram._settle
+    compute, committed, do = (
+        PlannedProgram._compute_parts,
+        PlannedChecks.committed,
+        PlannedHost._do,
+    )
+    killed, behind = list[int](), list[int]()
+
+    def train_apart(self: PlannedProgram, phase: Any) -> Any:
+        self._ahead &= self.host.index > 0
+        return (yield from train(self, phase))
+
+    def change_plan(self: PlannedProgram, phase: Any) -> Any:
+        if not self.host.index:
+            self._due = "plan"
+        return (yield from settle(self, phase))
+
+    def kill_lead(self: PlannedHost, action: Any) -> None:
+        do(self, action)
+        again = isinstance(action, act.EnterPhase) and action.message.number > 2
+        if again and self.node.number == 3 and not killed:
+            killed.append(action.message.number)
+            lan.at(lan.now, lambda: Faults(lan, random.Random(1)).kill(lan.hosts[0]))
+
+    def compute_long(self: PlannedProgram, phase: Any) -> Any:
+        while self.host.node.number == 3 and killed and not behind:
+            yield 0.01
+        return (yield from compute(self, phase))
+
+    def note(self: PlannedChecks, host: Any, commit: Any, phase: Any) -> None:
+        committed(self, host, commit, phase)
+        if killed and host.node.number == 3 and not commit.counted.get(3):
+            behind.append(commit.round)
+
+    monkeypatch.setattr(PlannedProgram, "_train_planned", train_apart)
+    monkeypatch.setattr(PlannedProgram, "_settle", change_plan)
+    monkeypatch.setattr(PlannedProgram, "_compute_parts", compute_long)
+    monkeypatch.setattr(PlannedHost, "_do", kill_lead)
+    monkeypatch.setattr(PlannedChecks, "committed", note)
+    lan.hosts[0].submit()
+    lan.at(schedules.WATCH_S, lambda: schedules.watch(lan, "", 0.0))
+    assert schedules.finish(lan).what == "done" and killed and behind
 
 
 # ---- mistakes that are made on purpose
