@@ -12,6 +12,13 @@
 
 #include "nicps_lanes.h"
 
+/*
+ * Hosts read lanes as float32. A sum with a number of 2**127 or more, which can
+ * be infinity there, has no value. Of all others exponent and width are at most
+ * that together.
+ */
+#define NICPS_READABLE_BITS 128
+
 /* How a fragment's sums become lanes; `keep` is 0 without remainders, else all bits. */
 struct nicps_rounding {
 	u64 shift;
@@ -60,7 +67,8 @@ nicps_rounding_of(u64 magnitudes, u32 width, s32 unit, u8 not_finite)
 	u32 bits = nicps_bits(magnitudes);
 	u32 shift = bits > width - 1 ? bits - (width - 1) : 0;
 	s64 exponent = (s64)unit + shift;
-	s64 lost = -(s64)not_finite | (NICPS_NOT_FINITE - 1 - exponent) >> 63;
+	s64 lost = -(s64)not_finite |
+		   (NICPS_READABLE_BITS - (s64)width - exponent) >> 63;
 	struct nicps_rounding rounding;
 
 	asm volatile("" : "+r"(lost));

@@ -378,7 +378,7 @@ def make(vectors: list[Vector]) -> Made:
     half = np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
     lanes = np.minimum((total + half) >> shift, 2 ** (width - 1) - 1)
     exponents = unit + shift[:, 0]
-    lost |= exponents > 126
+    lost |= exponents > 128 - width
     exponents[lost] = NOT_FINITE
     rest = np.where(lost[:, None], 0, total - (lanes << shift))
     return Made(lanes.astype(format.wire), exponents.astype(np.int8), written, rest, unit)

@@ -134,8 +134,12 @@ class _Cases:
         )
         yield case("not finite", -30, (-28, any_()), (NOT_FINITE, any_()), (-30, any_()))
         yield case("none is finite", 77, (NOT_FINITE, any_()), (NOT_FINITE, full(low)))
-        yield case("the largest exponent", 126 - top, (126, full(low)), (126, full(-low - 1)))
-        yield case("exponents end", 126 - top, (126, full(high)), (126, full(high)))
+        end = 128 - self.width
+        yield case("the largest exponent", end - top, (end, full(low)), (end, full(-low - 1)))
+        yield case("the largest sums", end - top, (end - 1, full(high)), (end - 1, full(high)))
+        yield case("the least sums", end - top, (end - 1, full(low)), (end - 1, full(low)))
+        yield case("exponents end", end - top, (end, full(high)), (end, full(high)))
+        yield case("exponents end below", end - top, (end, full(low)), (end, full(-1)))
         yield case("the least unit", -120, (-120, any_()), (-120 + top, any_()), (-119, any_()))
 
     def rests(self) -> Iterator[Rest]:

@@ -128,7 +128,7 @@ def add(pieces: list[Piece], width: int, unit: int, carried: list[int] | None = 
     shift = max(0, bits - (width - 1))
     half = 1 << shift - 1 if shift else 0
     lanes = [min((number + half) >> shift, (1 << width - 1) - 1) for number in total]
-    if unit + shift > 126:
+    if unit + shift > 128 - width:
         return Piece(NOT_FINITE, [0] * len(lanes))
     rest = [number - (lane << shift) for number, lane in zip(total, lanes, strict=True)]
     return Piece(unit + shift, lanes, rest)

@@ -84,7 +84,7 @@ def rounded(total: I64, width: int, unit: int, not_finite: bool) -> tuple[I64, i
     shift = max(0, bits - (width - 1))
     half = 1 << (shift - 1) if shift else 0
     lanes = np.minimum((total + half) >> shift, (1 << (width - 1)) - 1)
-    if not_finite or unit + shift > 126:
+    if not_finite or unit + shift > 128 - width:
         return lanes, wire.NOT_FINITE, np.zeros_like(total)
     return lanes, unit + shift, total - (lanes << shift)
 

@@ -182,7 +182,12 @@ class AbsoluteQuantiser:
         """
         residual = self._residual
         self._restore(vector, lanes, exponents, self._early & lost)
-        limit = max(residual.next_limit, residual.largest()) if lost.any() else residual.next_limit
+        limit = residual.next_limit
+        if (
+            lost.any()
+        ):  # what was converted there leaves nothing over: it says nothing of the residual
+            most = int(exponents.max(where=~lost, initial=LEAST_EXPONENT))
+            limit = max(math.ldexp(0.5, most), residual.largest())
         self._replace(vector, residual.kept, lanes, exponents, lost | self._early)
         residual.limit = limit
         self._early[:] = False
@@ -281,8 +286,10 @@ class AbsoluteQuantiser:
             of_part = left.reshape(-1, per), remainders[rows], used[rows], math.ldexp(1.0, unit)
             if loops is None or not loops.add(*of_part):
                 self._add(*of_part)
-        # A remainder is less than a lane's step: half of one, but for a sum at the end of its range.
-        most = math.ldexp(1.0, int(exponents.max(where=used, initial=LEAST_EXPONENT)))
+        # A remainder is less than a lane's step: half of one, but for a sum at the end of its range. There is none of a
+        # sum whose step is the unit.
+        rounded = used & (exponents > unit)
+        most = math.ldexp(1.0, int(exponents.max(where=rounded, initial=LEAST_EXPONENT)))
         residual.limit = (residual.limit + most) * _ROUNDED_UP
 
     def _add(self, kept: F32, remainders: I64, used: BOOL, unit: float) -> None:

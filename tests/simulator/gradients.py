@@ -100,7 +100,7 @@ def round_sum(total: int, width: int, unit: int, not_finite: bool) -> tuple[Lane
     shift = max(0, _bits(total) - (width - 1))
     half = 1 << shift - 1 if shift else 0
     value = min(total + half >> shift, (1 << width - 1) - 1)
-    if not_finite or unit + shift > _MOST:
+    if not_finite or unit + shift > 128 - width:
         return Lane(wire.NOT_FINITE, value), 0
     return Lane(unit + shift, value), total - (value << shift)
 

@@ -172,6 +172,17 @@ def test_one_number_that_is_not_finite_leaves_its_neighbours_alone() -> None:
         assert (np.delete(found, [5, 700]) == 3).all()
 
 
+def test_a_sum_beyond_float32_leaves_its_neighbours_alone() -> None:
+    def program(group: Group) -> Any:
+        mine = np.ones(720, np.float32)
+        mine[5], mine[6] = 3e38, -1.0
+        return group.all_reduce(mine).result(10)[:360]
+
+    for found in both(program):
+        assert found[5] == np.inf and found[6] == -2.0
+        assert (np.delete(found, [5, 6]) == 2).all()
+
+
 def test_members_that_call_different_things_are_all_told_who_called_what() -> None:
     def program(group: Group) -> str:
         first = np.zeros(10, np.float32)

@@ -188,7 +188,7 @@ def test_no_exponent_is_above_the_bound(width: int) -> None:
                 exponents = rng.integers(-40, 8, fragments - first).astype(np.int8)
                 unit = int(exponents.min())
                 step = np.int64(1) << (exponents.astype(np.int64) - unit)[:, None]
-                rest = rng.integers(-step, step, (len(exponents), found.format.per_fragment))
+                rest = rng.integers(1 - step, step, (len(exponents), found.format.per_fragment))
                 used = rng.random(len(exponents)) < 0.7
                 found.quantiser.add(first, rest, exponents, used, unit)
             assert np.abs(found.residual.kept).max() <= found.residual.limit
@@ -207,6 +207,25 @@ def test_the_bound_is_near(width: int) -> None:
         found.keep()
         assert bound - found.highest <= 8
     assert found.quantiser.bound(np.zeros(found.format.lanes, np.float32)) < found.highest
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_leaves_nothing_over_is_not_in_the_bound(width: int) -> None:
+    """A fragment that was lost, and the remainders of a sum that was not rounded: there are none."""
+    found = Converted(20_000, width)
+    per, rng = found.format.per_fragment, np.random.default_rng(2)
+    vector = rng.uniform(-1, 1, found.format.lanes).astype(np.float32)
+    found.convert(vector)
+    found.keep()
+    near = found.quantiser.bound(vector)
+    huge = vector.copy()
+    huge[per] = 2.0**100
+    found.convert(huge)
+    found.keep(1)
+    assert found.quantiser.bound(vector) == near
+    exponents, used = np.full(3, 60, np.int8), np.ones(3, np.bool_)
+    found.quantiser.add(2, np.zeros((3, per), np.int64), exponents, used, 60)
+    assert found.quantiser.bound(vector) == near
 
 
 def test_a_residual_of_another_exchange_is_in_the_bound() -> None:

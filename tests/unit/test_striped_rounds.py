@@ -265,6 +265,30 @@ def test_what_is_not_finite(stack: ExitStack, width: int) -> None:
             assert same[lost].all() and (width == 32 or not same[~lost].any())
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_sum_that_float32_cannot_hold(stack: ExitStack, width: int) -> None:
+    """It is NaN, not infinity, and leaves nothing over: the next round is as if there had been none like it."""
+    members, per = Members(stack, 3, 4 * 1440, width), PER[width]
+    for round_ in (1, 2, 3):
+        for number, program in members.programs.items():
+            vector = gradient(7 * round_ + number, members.lanes)
+            if round_ == 2:
+                vector[per] = 3e38
+            program.offer(round_, vector)
+        unit = members.unit([1, 2, 3])
+        before = {k: program.residual.kept.copy() for k, program in members.programs.items()}
+        members.gather(round_, [1, 2, 3])
+        total = members.settle(members.commit(round_, [1, 2, 3])).reshape(-1, per)
+        lost = np.isnan(total).all(axis=1)
+        assert np.flatnonzero(lost).tolist() == ([1] if round_ == 2 else [])
+        assert np.isfinite(total[~lost]).all()
+        for number, program in members.programs.items():
+            same = program.residual.kept.reshape(-1, per) == before[number].reshape(-1, per)
+            assert same[lost].all()
+            assert round_ == 2 or program.residual.largest() < 0.1
+        assert round_ == 2 or unit < 0, "what was lost does not make the next unit large"
+
+
 def test_alone_and_not_finite(stack: ExitStack) -> None:
     """The sum of one member's part alone: it has no remainder, and NaN is its own."""
     members = Members(stack, 2, 3 * 1440, 8)
