@@ -183,9 +183,8 @@ class AbsoluteQuantiser:
         residual = self._residual
         self._restore(vector, lanes, exponents, self._early & lost)
         limit = residual.next_limit
-        if (
-            lost.any()
-        ):  # what was converted there leaves nothing over: it says nothing of the residual
+        # What was converted of a lost fragment leaves nothing over, so it says nothing of the residual.
+        if lost.any():
             most = int(exponents.max(where=~lost, initial=LEAST_EXPONENT))
             limit = max(math.ldexp(0.5, most), residual.largest())
         self._replace(vector, residual.kept, lanes, exponents, lost | self._early)
