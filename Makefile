@@ -6,7 +6,7 @@
 #   make demo-dbn   ten workers train a deep belief network on MNIST for a few epochs (needs DATA=PATH)
 #   make test       the tests;  make test-failed  those that failed, alone;  make test-long  those that take minutes
 #   make p4         compile p4/nicps.json anew (needs p4c-bm2-ss)
-#   make lint       what CI checks before the tests
+#   make lint       what CI checks beside the tests
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
 #
 # DATA=PATH names the folder that holds the data sets, HOSTS=N the number of the demo's hosts, ARGS=...

@@ -20,6 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.drawn import between, one_of
 from tests.p4.model import FRAGMENT, ModelSwitch
 from tests.replay import ModelTarget, Target
 from tests.switched import CONFIG, MACS, NETWORK, ROUND, VIEW, recorded
@@ -128,19 +129,19 @@ def fragment(
 @st.composite
 def sequences(draw: st.DrawFn) -> Gradients:
     """Fragments of all three in turns, sound and repeated ones; about one in four has a fault."""
-    width = draw(st.sampled_from([32, 16, 8]))
-    listed = draw(st.sampled_from([ALL, ALL, ALL, 0b011, 0b101, 0b110, 0b010]))
+    width = draw(one_of(32, 16, 8))
+    listed = draw(one_of(ALL, ALL, ALL, 0b011, 0b101, 0b110, 0b010))
     largest = (2 ** (width - 1) - 1) // len(SENDERS)
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rng = np.random.default_rng(draw(between(0, 2**32)))
     shape = FRAGMENTS, 1440 * 8 // width
     lanes = {k: rng.integers(-largest, largest, shape, endpoint=True) for k in SENDERS}
     steps = []
-    for number in range(1, draw(st.integers(4, 14)) + 1):
-        sender, index = draw(st.sampled_from(SENDERS)), draw(st.integers(0, FRAGMENTS - 1))
-        fault = draw(st.sampled_from(list(FAULTS))) if draw(st.integers(0, 3)) == 3 else ""
-        other = draw(st.sampled_from([k for k in SENDERS if k != sender]))
-        far, owner = draw(st.sampled_from([0, 1, 2])), draw(st.sampled_from(SENDERS))
-        idle = draw(st.sampled_from(IDLE))
+    for number in range(1, draw(between(4, 14)) + 1):
+        sender, index = draw(one_of(*SENDERS)), draw(between(0, FRAGMENTS - 1))
+        fault = draw(one_of(*FAULTS)) if draw(between(0, 3)) == 3 else ""
+        other = draw(one_of(*(k for k in SENDERS if k != sender)))
+        far, owner = draw(one_of(0, 1, 2)), draw(one_of(*SENDERS))
+        idle = draw(one_of(*IDLE))
         steps.append(
             Step(
                 sender,

@@ -6,9 +6,10 @@
                                                user, folder, environment, streams, and the command line that others see
 
 There is one such process for `nicps` commands and for the tests' own programs, and others, which start when they are
-needed, for agents and for programs with PyTorch. `started_warm` lets the labs of this process use them. Commands of any
-other kind are started as always, and so is all that `nicps` itself starts, but the training programs of these agents
-(`tests/netns/warm_programs.py`).
+needed, for agents and for programs with PyTorch. The workers of a test run share them: each is started by the worker
+that needs it first, and ends with the last worker that uses it. `started_warm` lets the labs of this process use them.
+Commands of any other kind are started as always, and so is all that `nicps` itself starts, but the training programs of
+these agents (`tests/netns/warm_programs.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +45,7 @@ _MOST = 1 << 18  # of a request
 _STATUS = 4  # bytes of an exit status, as waitpid gives it
 _STREAMS = 3
 _ANSWER_S = 60.0  # of the server: its imports come before the first one
+_WORKERS = 64  # that wait for it, at most
 #: Options of Popen that the server carries out; with others a command is started as always.
 _OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"})
 #: The tests' own programs, with what they need beside nicps.
@@ -68,40 +71,92 @@ _READ_EARLY = ("ATEN_", "GOMP_", "KMP_", "MKL_", "OMP_", "OPENBLAS_", "TORCH_")
 
 
 class Server:
-    """The client's side: the process that forks."""
+    """The client's side: the process that forks, of this kind and for this run of tests.
 
-    def __init__(self, kind: str) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        threads = (
-            {} if kind == AGENT else _THREADS
-        )  # a training program has its threads from its job
-        environment = {**os.environ, **threads, processes.MARK: "." * _MARK}
-        with theirs:
-            argv = [sys.executable, "-m", __name__, kind, str(theirs.fileno()), "." * _ROOM]
-            self._socket.settimeout(_ANSWER_S)
-            self._process = subprocess.Popen(
-                argv, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]
-            )
+    Args:
+        run: its name; None: that of the test run.
+    """
+
+    def __init__(self, kind: str, run: str | None = None) -> None:
+        self._kind = kind
+        run = run or os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+        self._address = f"\0nicps-warm-{run}-{kind}"  # nothing of it is left in a folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answered = False
+        self._socket = self._connected()
+
+    @property
+    def started(self) -> int | None:
+        """The process, if it was started here."""
+        return None if self._process is None else self._process.pid
+
+    def _connected(self) -> socket.socket:
+        """A connection to the server, which is started if there is none."""
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            found.settimeout(_ANSWER_S)
+            try:
+                found.connect(self._address)
+                return found
+            except ConnectionRefusedError:
+                found.close()
+            if not self._start() and time.monotonic() > deadline:
+                raise TimeoutError(f"no warm server for {self._kind}")
+
+    def _start(self) -> bool:
+        """Start the server; False: another worker is about to. Connections wait until the server has imported all."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            try:
+                listening.bind(self._address)
+            except OSError:
+                time.sleep(0.01)
+                return False
+            listening.listen(_WORKERS)
+            fd = listening.fileno()
+            # A training program has its threads from its job.
+            threads = {} if self._kind == AGENT else _THREADS
+            environment = {**os.environ, **threads, processes.MARK: "." * _MARK}
+            argv = [sys.executable, "-m", __name__, self._kind, str(fd), "." * _ROOM]
+            self._process = subprocess.Popen(argv, cwd=ROOT, env=environment, pass_fds=[fd])
+        return True
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> tuple[int, int]:
         """The new process, and a descriptor from which its exit status can be read once it has ended."""
         ended, ends = os.pipe()
         try:
-            fds = array.array("i", [*streams, ends])
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
-            self._socket.sendmsg([json.dumps(request).encode()], ancillary)
-            return int(self._socket.recv(64)), ended
+            while not (answer := self._ask(request, array.array("i", [*streams, ends]))):
+                self._socket.close()  # it ended, with its last worker, in the moment in which we came
+                self._socket = self._connected()
+            self._answered = True
+            return int(answer), ended
         finally:
             os.close(ends)
 
-    def close(self) -> None:
-        """The server ends; its children go on."""
-        self._socket.close()
+    def _ask(self, request: Mapping[str, Any], fds: array.array[int]) -> bytes:
+        """The answer; nothing: the server has gone, and this client has never had an answer of it."""
         try:
-            self._process.wait(_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            raise
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+            self._socket.sendmsg([json.dumps(request).encode()], ancillary)
+            answer = self._socket.recv(64)
+        except ConnectionError:
+            answer = b""
+        if self._answered and not answer:
+            raise ConnectionResetError(f"the warm server for {self._kind} has ended")
+        return answer
+
+    def close(self) -> None:
+        """The server ends if no other worker uses it; its children go on."""
+        self._socket.close()
+
+    def wait(self) -> None:
+        """Wait until it has ended, if it was started here."""
+        if self._process is not None:
+            try:
+                self._process.wait(_ANSWER_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                raise
 
 
 class Command(subprocess.Popen[Any]):
@@ -174,6 +229,9 @@ def started_warm() -> Iterator[None]:
         processes.start = cold
         for server in servers.values():
             server.close()
+        if "PYTEST_XDIST_WORKER" not in os.environ:  # else other workers may use them yet
+            for server in servers.values():
+                server.wait()
 
 
 def _kind_of(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -269,8 +327,9 @@ def _write(at: int, room: int, text: bytes) -> None:
 
 
 def _serve(kind: str, fd: int) -> None:
-    """Fork for each request until the client has gone."""
-    requests = socket.socket(fileno=fd)
+    """Fork for each request until all clients have gone; the first has come during the imports."""
+    listening = socket.socket(fileno=fd)
+    listening.setblocking(False)
     woken, wakes = socket.socketpair()
     for end in (woken, wakes):
         end.setblocking(False)
@@ -278,19 +337,25 @@ def _serve(kind: str, fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     ends: dict[int, int] = {}  # where the status of a child is written
-    while True:
-        ready, _, _ = select.select([requests, woken], [], [])
+    clients: list[socket.socket] = []
+    while clients or select.select([listening], [], [], 0)[0]:
+        ready, _, _ = select.select([listening, woken, *clients], [], [])
         if woken in ready:
             woken.recv(4096)
             _reap(ends)
-        if requests in ready:
-            data, fds, _, _ = socket.recv_fds(requests, _MOST, _STREAMS + 1)
+        if listening in ready:
+            with contextlib.suppress(BlockingIOError):
+                clients.append(listening.accept()[0])
+        for client in set(clients).intersection(ready):
+            data, fds, _, _ = socket.recv_fds(client, _MOST, _STREAMS + 1)
             if not data:
-                return
+                clients.remove(client)
+                client.close()
+                continue
             request = json.loads(data)
             pid = os.fork()
             if pid == 0:
-                for own in (requests, woken, wakes):
+                for own in (listening, woken, wakes, *clients):
                     own.detach()  # else they would close descriptors of the command's as it ends
                 _become(request, fds[:_STREAMS])
                 _show_command(request["argv"])
@@ -301,7 +366,7 @@ def _serve(kind: str, fd: int) -> None:
             ends[pid] = fds[_STREAMS]
             for stream in fds[:_STREAMS]:
                 os.close(stream)
-            requests.send(str(pid).encode())
+            client.send(str(pid).encode())
 
 
 def _reap(ends: dict[int, int]) -> None:

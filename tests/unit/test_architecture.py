@@ -247,6 +247,7 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
 def classes_in(path: Path) -> dict[str, ast.ClassDef]:
     """The classes that a file defines, by their names."""
     nodes = ast.walk(ast.parse(path.read_text()))

@@ -59,6 +59,8 @@ STATES: dict[str, tuple[Callable[[Lan], bool], int]] = {
     "in the next view": (lambda lan: lan.hosts[1].node.view.number > 1, 1),
     "after the end": (lambda lan: all(h.node.ended for h in lan.hosts if not h.dead), 1),
 }
+#: Rounds of the job: the scene in which it has ended is made again for every frame that this one takes.
+ROUNDS = {"after the end": 5}
 LOSING = ("changes the view", "proposes", "in the next view")
 
 
@@ -68,7 +70,8 @@ class Scene:
     def __init__(self, state: str) -> None:
         until, index = STATES[state]
         plan = Plan("job", batch=10 * HOSTS, width=16, alarm_below=0.0)
-        self.lan = Lan(HOSTS, seed=5, plan=plan, rounds=12, fragments=4)
+        rounds = ROUNDS.get(state, 12)
+        self.lan = Lan(HOSTS, seed=5, plan=plan, rounds=rounds, fragments=4)
         self.sent: dict[tuple[int, bytes], list[bytes]] = {}
         broadcast = self.lan.broadcast
 

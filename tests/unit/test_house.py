@@ -95,13 +95,17 @@ def test_the_modules_with_errors_of_their_own_are_named() -> None:
     """In the docstring of nicps.errors; a class counts by the name of its base."""
     known = set(defined(errors))
     found: set[str] = set()
+    classes = [
+        (node.name, {ast.unparse(base) for base in node.bases}, path)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
     for _ in range(3):  # an error's child can be in a file before it
-        for path in SOURCES:
-            for node in ast.walk(ast.parse(path.read_text())):
-                bases = {ast.unparse(base) for base in getattr(node, "bases", ())}
-                if isinstance(node, ast.ClassDef) and bases & known:
-                    known.add(node.name)
-                    found.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for name, bases, path in classes:
+            if bases & known:
+                known.add(name)
+                found.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
     text = str(errors.__doc__).partition("More leaves")[2]
     assert set(re.findall(r"\b(?:nicps|trainer)\.[\w.]*\w", text)) == found - {"nicps.errors"}
 

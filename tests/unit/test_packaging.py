@@ -203,10 +203,41 @@ def test_make_n_runs_nothing(fake_checkout: Path) -> None:
 
 def test_ci_runs_what_the_readme_says(checkout: Path) -> None:
     script = (checkout / ".ci/run").read_text()
-    assert re.findall(r"^make [\w-]+", script, re.M) == ["make lint", "make test"]
+    assert re.findall(r"^(?:nice -n 19 )?(make [\w-]+)", script, re.M) == ["make lint", "make test"]
     assert "`make test`" in (checkout / "README.md").read_text()
     assert os.access(checkout / ".ci/run", os.X_OK)
     assert os.access(checkout / ".ci/setup", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("failing", "code", "said"),
+    [
+        ((), 0, ""),
+        (("lint",), 1, "the checks (make lint) failed"),
+        (("test",), 0, ""),  # the second time, alone, they do not fail
+        (("test", "test-failed"), 1, "the tests failed"),
+        (("lint", "test", "test-failed"), 1, "the checks (make lint) and the tests failed"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
+)
+def test_ci_fails_with_the_checks_and_with_the_tests(
+    checkout: Path, tmp_path: Path, failing: tuple[str, ...], code: int, said: str
+) -> None:
+    """The checks run beside the tests, and their output is shown after those."""
+    shutil.copytree(checkout / ".ci", tmp_path / "tree/.ci")
+    (tmp_path / "tree/.ci/setup").write_text("#!/bin/sh\n")
+    make = tmp_path / "bin/make"
+    make.parent.mkdir()
+    cases = " ".join(f"{target}) exit 2;;" for target in failing)
+    make.write_text(f'#!/bin/sh\necho "$1 runs"\ncase $1 in {cases} esac\n')
+    make.chmod(0o755)
+    path = os.pathsep.join([str(make.parent), os.environ["PATH"]])
+    done = run(tmp_path / "tree/.ci/run", cwd=tmp_path, PATH=path)
+    assert done.returncode == code, done.stderr
+    again = ["test-failed runs"] if "test" in failing else []
+    assert done.stdout.splitlines() == ["test runs", *again, "lint runs"]
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert errors == ([f".ci/run: error: {said}"] if said else [])
 
 
 SKIPPING = """

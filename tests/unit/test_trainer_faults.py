@@ -17,6 +17,7 @@ import pytest
 from tests.fake_session import FakeNetwork
 from tests.trainer_lab import LINEAR, Outcome, run_job
 from trainer import JobError
+from trainer.__main__ import main
 from trainer.prepare import prepare
 from trainer.records import Part, Place, Records, fields_of, write
 from trainer.state import Saved
@@ -342,28 +343,29 @@ def test_settings_of_a_resumed_job(tmp_path: Path) -> None:
     assert set(resumed.network.ready.values()) != set(ended.network.ready.values())
 
 
-def test_the_resume_command(tmp_path: Path, checkout: Path) -> None:
+def test_the_resume_command(
+    tmp_path: Path,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As a program once, and then as its function: each program would import PyTorch."""
     ended = checked(run_job(make(tmp_path / "job"), tmp_path / "a", 2, rounds=3, checkpoint_s=30))
 
-    def command(checkpoint: Path, settings: str = "{}") -> subprocess.CompletedProcess[str]:
-        arguments = [
-            "--settings",
-            settings,
-            "--job",
-            str(tmp_path / "a" / "prepared" / "job.tar"),
-            "--out",
-            str(tmp_path / "o"),
-        ]
-        return subprocess.run(
-            [sys.executable, "-m", "trainer", "prepare", *arguments, "--resume", str(checkpoint)],
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    def arguments(checkpoint: Path, settings: str = "{}") -> list[str]:
+        job, out = tmp_path / "a" / "prepared" / "job.tar", tmp_path / "o"
+        files = ["--job", str(job), "--out", str(out), "--resume", str(checkpoint)]
+        return ["prepare", *files, "--settings", settings]
 
     checkpoint = ended.folders[0] / "checkpoint.npz"
-    done = command(checkpoint)  # after the last round, and nobody has tested or collected anything
+    # After the last round, and nobody has tested or collected anything.
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments(checkpoint)],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     prepared = json.loads((tmp_path / "o" / "prepared.json").read_text())
     assert prepared["job"] == "job"
@@ -371,15 +373,18 @@ def test_the_resume_command(tmp_path: Path, checkout: Path) -> None:
     assert names == {path.name for path in (tmp_path / "o").iterdir()}
     run = checkpoint.parent.parent
     (run / "result.json").touch()
-    over = command(checkpoint)
-    assert over.returncode == 1
-    assert over.stderr.startswith(f"trainer: error: the job of {run} is done, after 3 rounds of ")
-    assert "(rounds=3: what comes first ends it)" in over.stderr
-    assert command(checkpoint, '{"rounds": 5}').returncode == 0
-    wrong = command(tmp_path / "nothing.npz")
-    assert wrong.returncode == 1
-    assert wrong.stderr.startswith("trainer: error: cannot read the state in ")
-    assert wrong.stderr.count("\n") == 1
+    monkeypatch.setattr("trainer.startup.import_torch", lambda: None)
+    capsys.readouterr()
+    assert main(arguments(checkpoint)) == 1
+    over = capsys.readouterr().err
+    assert over.startswith(f"trainer: error: the job of {run} is done, after 3 rounds of ")
+    assert "(rounds=3: what comes first ends it)" in over
+    assert main(arguments(checkpoint, '{"rounds": 5}')) == 0
+    capsys.readouterr()
+    assert main(arguments(tmp_path / "nothing.npz")) == 1
+    wrong = capsys.readouterr().err
+    assert wrong.startswith("trainer: error: cannot read the state in ")
+    assert wrong.count("\n") == 1
 
 
 def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:

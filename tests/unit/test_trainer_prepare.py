@@ -457,23 +457,30 @@ def test_shards_cover_everything() -> None:
     assert parts == [(0, 2), (2, 5), (5, 7), (7, 10)]
 
 
-def test_the_command(tmp_path: Path, checkout: Path) -> None:
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "trainer", *arguments],
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
+def test_the_command(
+    tmp_path: Path,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As a program once, and then as its function: each program would import PyTorch."""
     job, out = str(make(tmp_path / "job")), str(tmp_path / "out")
-    assert command("prepare", "--job", job, "--out", out).returncode == 0
-    wrong = command("prepare", "--job", job, "--out", out, "--settings", '{"quorum": 2}')
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("trainer: error: setting quorum is 2.0")
-    assert wrong.stderr.count("\n") == 1
+    arguments = ["prepare", "--job", job, "--out", out]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments, "--settings", '{"quorum": 2}'],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("trainer: error: setting quorum is 2.0")
+    assert done.stderr.count("\n") == 1
+    monkeypatch.setattr("trainer.startup.import_torch", lambda: None)
+    assert main(arguments) == 0
     (tmp_path / "job" / "job.py").write_text(JOB.replace("batch=20", "batch=0"))
-    assert command("prepare", "--job", job, "--out", out).returncode == 1, "the job's own mistake"
-    garbage = command("prepare", "--job", job, "--out", out, "--settings", "{")
-    assert garbage.stderr.startswith("trainer: error: --settings is not JSON")
+    assert main(arguments) == 1, "the job's own mistake"
+    capsys.readouterr()
+    main([*arguments, "--settings", "{"])
+    garbage = capsys.readouterr().err
+    assert garbage.startswith("trainer: error: --settings is not JSON")

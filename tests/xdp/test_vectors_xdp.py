@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import replay
+from tests.drawn import between, one_of
 from tests.model import Config
 from tests.vectors import encode
 from tests.vectors.scenario import NETWORK, ROUND, VIEW, mac
@@ -86,15 +87,15 @@ WIDTHS = {32: (26, 16), 16: (42, 8), 8: (50, 4), 0: (0, 32)}
 @st.composite
 def fragments(draw: st.DrawFn) -> tuple[dict[str, int], bytes]:
     """Fields and payload of a sound fragment."""
-    width = draw(st.sampled_from([32, 32, 16, 8, 0]))
+    width = draw(one_of(32, 32, 16, 8, 0))
     most, places = WIDTHS[width]
-    index = draw(st.sampled_from([0, 0, 0, 1, 1, places - 1]))
+    index = draw(one_of(0, 0, 0, 1, 1, places - 1))
     fields = {
         "index": index,
-        "fragments": draw(st.sampled_from([max(2, index + 1), 2**32 - 1])),
+        "fragments": draw(one_of(max(2, index + 1), 2**32 - 1)),
         "lanes": 1440 * 8 // (width or 8),
         "width": width,
-        "shift": draw(st.sampled_from([0, most, most // 2])),
+        "shift": draw(one_of(0, most, most // 2)),
         "samples": 32,
     }
     # Real payloads are dense, but drawing 1440 bytes each time takes too long: repeat a few.
@@ -107,46 +108,46 @@ def frames(
     draw: st.DrawFn, hop: int, view: int, round_: int, sequence: int, view_key: bytes, sums: bool
 ) -> bytes:
     """One frame of a member, sound in two draws of three; else something is wrong with it."""
-    name = draw(st.sampled_from(["fragment"] * 6 + ["token"] * 5 + ["ack"]))
+    name = draw(one_of(*["fragment"] * 6, *["token"] * 5, "ack"))
     header = HEADER | {
         "view": view,
-        "sender": draw(st.sampled_from([2, 3])),
-        "round": round_ + draw(st.sampled_from([0, 0, 0, 1, -2])),
-        "sequence": max(0, sequence - draw(st.sampled_from([0, 0, 0, 0, 1, 5, 1023, 1024]))),
+        "sender": draw(one_of(2, 3)),
+        "round": round_ + draw(one_of(0, 0, 0, 1, -2)),
+        "sequence": max(0, sequence - draw(one_of(0, 0, 0, 0, 1, 5, 1023, 1024))),
     }
     fields: dict[str, int] = {"number": 1}
     tail = b""
     if name == "fragment":
         fields, tail = draw(fragments())
     elif name == "token":
-        fields = {"generation": 4, "hop": hop, "owner": draw(st.sampled_from([1, 1, 2]))}
-        fields |= {"members": MEMBERS, "unit": draw(st.integers(-128, 127))}
-        fields |= {"sent": draw(st.integers(0, 2)), "idle": draw(st.sampled_from([0, 0, 1, 2]))}
-        fields["state"] = draw(st.sampled_from([0] * 6 + [1]))
-        header["flags"] = draw(st.sampled_from([0, 0, 0, 0, 1, 2, 4]))
-        fields["ranges"] = draw(st.sampled_from([0] * 6 + [1]))
+        fields = {"generation": 4, "hop": hop, "owner": draw(one_of(1, 1, 2))}
+        fields |= {"members": MEMBERS, "unit": draw(between(-128, 127))}
+        fields |= {"sent": draw(between(0, 2)), "idle": draw(one_of(0, 0, 1, 2))}
+        fields["state"] = draw(one_of(*[0] * 6, 1))
+        header["flags"] = draw(one_of(0, 0, 0, 0, 1, 2, 4))
+        fields["ranges"] = draw(one_of(*[0] * 6, 1))
         tail = bytes(MEMBERS * 20 + fields["ranges"] * 8)
     source, ethertype, cut, padding = mac(header["sender"]), encode.ETHERTYPE, 0, 0
-    if name == "fragment" and draw(st.sampled_from([sums] * 9 + [not sums])):
+    if name == "fragment" and draw(one_of(*[sums] * 9, not sums)):
         header |= {"sender": 0, "flags": encode.ADD}
-        fields["shift"] = 0 if draw(st.integers(0, 9)) else fields["shift"]
+        fields["shift"] = 0 if draw(between(0, 9)) else fields["shift"]
         source = SWITCH
-    fault = draw(st.sampled_from(["none"] * 10 + ["header", "header", "body", "body", "frame"]))
+    fault = draw(one_of(*["none"] * 10, "header", "header", "body", "body", "frame"))
     if fault == "header":
-        key, values = draw(st.sampled_from(WRONG_HEADER))
-        header[key] = draw(st.sampled_from(values))
+        key, values = draw(one_of(*WRONG_HEADER))
+        header[key] = draw(one_of(*values))
     elif fault == "body":
-        key, values = draw(st.sampled_from(WRONG[name]))
-        fields[key] = draw(st.sampled_from(values))
+        key, values = draw(one_of(*WRONG[name]))
+        fields[key] = draw(one_of(*values))
         if key == "ranges" and draw(st.booleans()):
             tail = bytes(MEMBERS * 20 + fields[key] * 8)
     elif fault == "frame":
-        source = draw(st.sampled_from([mac(1), mac(2), mac(3), mac(9), SWITCH]))
-        ethertype = draw(st.sampled_from([encode.ETHERTYPE] * 4 + [0x0800]))
-        cut = draw(st.sampled_from([0, 1, 5, 20, 60, 1400]))
-        padding = draw(st.sampled_from([0, 1, 60]))
+        source = draw(one_of(mac(1), mac(2), mac(3), mac(9), SWITCH))
+        ethertype = draw(one_of(*[encode.ETHERTYPE] * 4, 0x0800))
+        cut = draw(one_of(0, 1, 5, 20, 60, 1400))
+        padding = draw(one_of(0, 1, 60))
     data = encode.frame(header, (name, fields), tail=tail)
-    if view_key and len(data) <= 1500 and draw(st.sampled_from([True] * 9 + [False])):
+    if view_key and len(data) <= 1500 and draw(one_of(*[True] * 9, False)):
         data = encode.sign(data, view_key)
     whole = encode.ethernet(source, data, ethertype)
     return whole[: max(14, len(whole) - cut)] + bytes(padding)
@@ -155,16 +156,16 @@ def frames(
 @st.composite
 def changes(draw: st.DrawFn, now: Config) -> dict[str, Any]:
     """What an agent does between two frames: a new view, the next round, a pause, its own part."""
-    kind = draw(st.sampled_from(["view", "round", "round", "bank", "part", "part", "other"]))
+    kind = draw(one_of("view", "round", "round", "bank", "part", "part", "other"))
     if kind == "view":
         return {"view": now.view + 1}
     if kind in ("round", "bank"):
         round_ = now.round + (1 if kind == "round" else 2)
-        low = draw(st.sampled_from([round_, round_, round_ - 2]))  # of the same bank: too old there
+        low = draw(one_of(round_, round_, round_ - 2))  # of the same bank: too old there
         return {"round": round_, "round_low": low, "round_high": round_ + 1, "own_sent": 0}
     if kind == "part":
-        return {"own_sent": draw(st.integers(0, 2)), "sent_seen": draw(st.integers(0, 2))}
-    name = draw(st.sampled_from(["enabled", "bounce", "alive", "sums", "sums_next"]))
+        return {"own_sent": draw(between(0, 2)), "sent_seen": draw(between(0, 2))}
+    name = draw(one_of("enabled", "bounce", "alive", "sums", "sums_next"))
     return {name: type(getattr(now, name))(not getattr(now, name))}
 
 
@@ -200,15 +201,15 @@ CONFIG = {
 )
 @given(data=st.data())
 def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject, key: bytes) -> None:
-    sums = int(data.draw(st.integers(0, 3)) == 0)
+    sums = int(data.draw(between(0, 3)) == 0)
     config = CONFIG | {"keyed": int(bool(key)), "sums": sums}
     model = replay.ModelTarget(config, MACS, key)
     now = model.model.config
     program.begin(config, MACS, key)
     sent: list[bytes] = []
     hop = sequence = 1
-    for _ in range(data.draw(st.integers(5, 40))):
-        action = data.draw(st.sampled_from(["frame"] * 14 + ["repeat"] * 3 + ["agent"] * 3))
+    for _ in range(data.draw(between(5, 40))):
+        action = data.draw(one_of(*["frame"] * 14, *["repeat"] * 3, *["agent"] * 3))
         if action == "agent":
             change = data.draw(changes(now))
             model.configure(change)
@@ -218,8 +219,8 @@ def test_random_sequences_as_the_model(program: XdpTarget, data: st.DataObject, 
         fresh = frames(hop, now.view, now.round, sequence, key, bool(now.sums))
         frame = data.draw(st.sampled_from(sent) if repeated else fresh)
         sent.append(frame)
-        hop += data.draw(st.sampled_from([1, 1, 2]))
-        sequence += data.draw(st.sampled_from([1, 1, 1, 1, 700]))
+        hop += data.draw(one_of(1, 1, 2))
+        sequence += data.draw(one_of(1, 1, 1, 1, 700))
         expected = model.run(frame)
         assert program.run(frame) == expected, frame[:120].hex()
     replay.compare(program.state(), model.state())
