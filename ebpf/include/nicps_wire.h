@@ -68,7 +68,7 @@ enum nicps_type {
 
 /* The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`). */
 enum nicps_flag {
-	NICPS_FLAG_REPEAT = 1,        /* R16: sent before */
+	NICPS_FLAG_REPEAT = 1,        /* R16: sent before; WANT: an answer, which needs none */
 	NICPS_FLAG_BOUNCED = 2,       /* handed on by the kernel */
 	NICPS_FLAG_PARKED = 4,        /* the owner keeps the token: nothing to do */
 	NICPS_FLAG_REPAIR = 8,        /* a fragment sent again on request */

@@ -50,10 +50,10 @@ class Announcer:
         return self.announce(now, self._of.round)
 
     def announce(self, now: float, round_: int) -> Steps:
-        """This member's offer and mark; of the round before, that it has all of it."""
+        """This member's offer and mark; of the round before, that it has all of it, which asks for no answer."""
         of = self._of
         self._marks.said(now, of.channel)
-        flags, want = int(wire.Flag.COMPLETE), of.want(0)
+        flags, want = int(wire.Flag.COMPLETE | wire.Flag.REPEAT), of.want(0)
         if round_ == of.round:
             flags, want = of.announcement()
         if flags & wire.Flag.COMPLETE:
@@ -70,6 +70,8 @@ class Announcer:
         steps: Steps = [*of.hear_read(sender, want)]
         if round_ < of.round:  # the phase before may have dropped the round that was open in it
             answers = of.phase.first_round <= round_ == of.round - 1
+            # What has been committed by its sender, too, is itself an answer: members would answer one another for ever.
+            answers = answers and not flags & wire.Flag.REPEAT
             answers = answers and self._marks.may_answer(now, of.channel)
             return steps + (self.announce(now, round_) if answers else [])
         if flags & wire.Flag.OFFERED:

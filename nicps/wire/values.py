@@ -127,7 +127,7 @@ CHANNELLED = frozenset(
 class Flag(IntEnum):
     """The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`)."""
 
-    REPEAT = 1  # R16: sent before
+    REPEAT = 1  # R16: sent before; WANT: an answer, which needs none
     BOUNCED = 2  # handed on by the kernel
     PARKED = 4  # the owner keeps the token: nothing to do
     REPAIR = 8  # a fragment sent again on request

@@ -56,7 +56,7 @@ const bit<8> NICPS_TYPE_HELD = 22;         /* with servers: the answer, these pa
 const bit<8> NICPS_TYPE_TAKEN = 23;        /* with servers: a part of a step is added, or why something is not done */
 
 // The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`).
-const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before */
+const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before; WANT: an answer, which needs none */
 const bit<16> NICPS_FLAG_BOUNCED = 2;       /* handed on by the kernel */
 const bit<16> NICPS_FLAG_PARKED = 4;        /* the owner keeps the token: nothing to do */
 const bit<16> NICPS_FLAG_REPAIR = 8;        /* a fragment sent again on request */

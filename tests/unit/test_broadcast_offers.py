@@ -329,3 +329,21 @@ def test_a_member_whose_offer_is_not_answered_repeats_it_and_wants_the_token() -
         OFFERED,
         wire.Flag.TOKEN_WANTED,
     ]
+
+
+def test_an_answer_is_not_answered() -> None:
+    """A member that has committed a round tells who has not. Members that have answer one another no more."""
+    ring, kernel = member()
+    offer(ring)
+    ring.on_want(START, said(1, OFFERED))
+    ring.on_want(START, said(3, OFFERED))
+    kernel.all_sums = True
+    ring.advance(START)
+    ring.on_want(START, said(1, OFFERED | COMPLETE))
+    assert any(isinstance(s, Committed) for s in ring.on_want(START, said(3, OFFERED | COMPLETE)))
+    later = START + TIMINGS.repeat_s
+    answer = COMPLETE | wire.Flag.REPEAT
+    assert [x[:2] for x in announced(ring.on_want(later, said(3, COMPLETE)))] == [(1, answer)]
+    later += TIMINGS.repeat_s
+    assert not announced(ring.on_want(later, said(3, answer)))
+    assert announced(ring.on_want(later, said(1, OFFERED | COMPLETE)))
