@@ -70,7 +70,7 @@ class Announcer:
         steps: Steps = [*of.hear_read(sender, want)]
         if round_ < of.round:  # the phase before may have dropped the round that was open in it
             answers = of.phase.first_round <= round_ == of.round - 1
-            # What has been committed by its sender, too, is itself an answer: members would answer one another for ever.
+            # Of a round that its sender has committed, too, it is an answer: members would answer one another for ever.
             answers = answers and not flags & wire.Flag.REPEAT
             answers = answers and self._marks.may_answer(now, of.channel)
             return steps + (self.announce(now, round_) if answers else [])
