@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nicps.client import F32, Commit, Session
-from nicps.session import lanes
+from nicps.session import lanes, sized
 from nicps.session.lanes import LaneFormat
 
 
@@ -55,12 +55,13 @@ class Recording(Session):
             tell(of, fragments)
 
         arena.set_converted = tell_half  # type: ignore[method-assign]
-        batch = lanes.BATCH_VALUES
-        lanes.BATCH_VALUES = batch // 32
+        # As a long vector: it is offered before it is converted.
+        batch, short = lanes.BATCH_VALUES, sized._SHORT
+        lanes.BATCH_VALUES, sized._SHORT = batch // 32, 0
         try:
             super().contribute(round_, vector, samples, finite=finite)
         finally:
-            lanes.BATCH_VALUES = batch
+            lanes.BATCH_VALUES, sized._SHORT = batch, short
             arena.set_converted = tell  # type: ignore[method-assign]
 
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:

@@ -101,7 +101,8 @@ def test_a_mark_that_is_repeated_says_it_too() -> None:
     said.header.flags |= wire.Flag.SAVES
     assert [s.saved for s in ring.on_want(START, said) if isinstance(s, Committed)] == [True]
     (answer,) = [s for s in ring.on_want(START + 1, mark(3)) if isinstance(s, Send)]
-    assert answer.frame.header.flags == wire.Flag.COMPLETE | wire.Flag.SAVES
+    flags = wire.Flag.COMPLETE | wire.Flag.SAVES | wire.Flag.REPEAT
+    assert answer.frame.header.flags == flags
     forwarded = ring.on_token(START + 1, closed(6, 2, parked=False))
     tokens = [s.frame for s in forwarded if isinstance(s, Send)]
     marks = [entry.marks for frame in tokens for entry in frame.items[0]]  # type: ignore[union-attr]
