@@ -23,7 +23,8 @@ from tests.collectives import Meeting, together  # noqa: E402
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was started by hand."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "NICPS_WEIGHTS"):
+    given = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "NICPS_WEIGHTS")
+    for name in (*given, "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(join, "_given", set())
