@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process in which numba compiles loops, and what it does with each.
 
-A module with loops writes their machine code to stdout if it is run (`python -m nicps.compiled.lanes WIDTH`): where
+A module with loops writes their machine code to stdout if it is run (`python -m nicps.compiled.factors`): where
 each begins, then the code. numba and its compiler take 50 MB and 2 s of processor time, which stay in the child.
 """
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nicps.compiled import lanes as sources
 from nicps.compiled.build import functions
+from nicps.session import loop_sources
 from nicps.session.lanes import F32, I64, LaneFormat
 
 #: Of a vector. The loops save 2 ms of processor time in a round of that length: 1,000 rounds pay for compiling.
@@ -57,7 +57,11 @@ class Loops:
         format = LaneFormat(1, width)
         self._per, self._lane = format.per_fragment, np.dtype(format.wire)
         self._quantise, self._read, self._keep, self._add = functions(
-            f"loops{width}", sources, sources.parameters(format), sources.basis(format), width
+            f"loops{width}",
+            loop_sources,
+            loop_sources.parameters(format),
+            loop_sources.basis(format),
+            width,
         )
 
     def quantise(self, vector: F32, kept: F32, lanes: npt.NDArray[Any], exponents: Any) -> bool:

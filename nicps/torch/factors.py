@@ -28,15 +28,13 @@ from nicps.compiled.factors import FactorLoops
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
+#: Of all matrices together. The loops save 2 ms of a step's processor time then: 1,000 steps pay for compiling.
+LEAST_NUMBERS = 1 << 20
 _F32: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever a script has as its defaults
 _BLOCK = 1 << 16  # numbers of a visit's block: 256 KB, which stay in the cache
 #: What is left of a column after the others are taken out: below it is only rounding.
 _LEAST = 1e-6
 _PAYS = 2  # times less to send, as PyTorch's `min_compression_rate`
-
-
-#: Of all matrices together. The loops save 2 ms of a step's processor time then: 1,000 steps pay for compiling.
-LEAST_NUMBERS = 1 << 20
 
 
 def pays(rows: int, columns: int, rank: int) -> bool:
@@ -116,8 +114,7 @@ class Matrix:
     def project(self, gradient: torch.Tensor) -> F32:
         """The first visit: add the error to the gradient (rows, columns) in place. P of that, (rank, rows)."""
         if self.loops is not None:
-            numbers = map(_array, (gradient, self.error, self.start, self._left))
-            self.loops.project(*numbers)
+            self.loops.project(*map(_array, (gradient, self.error, self.start, self._left)))
             return _array(self._left)
         for at in range(0, len(gradient), self._step):
             here = gradient[at : at + self._step]
@@ -162,6 +159,7 @@ class Matrix:
                 self.start[k] = self._first[k]  # or that column would be zero for good
 
     def _write_result(self, right: torch.Tensor, value: torch.Tensor, *, commit: bool) -> None:
+        """What the loops do, with PyTorch's operations; without `commit` the error stays as it was."""
         for at in range(0, len(value), self._step):
             here = value[at : at + self._step]
             left = self._left[:, at : at + self._step]

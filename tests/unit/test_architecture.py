@@ -122,7 +122,7 @@ ROOMS = {
     "nicps/job": (ERRORS, WIRE, EXCHANGE, PROTOCOL, JOB, *MESSAGES),
     "nicps/store": (ERRORS, WIRE, "nicps.store", *MESSAGES),
     "nicps/dataplane": (ERRORS, WIRE, BARRIER, LAYOUT, SOURCES, DATAPLANE),
-    "nicps/compiled": (ERRORS, WIRE, "nicps.compiled", "nicps.session.lanes"),
+    "nicps/compiled": ("nicps.compiled",),
     "nicps/session": (ERRORS, WIRE, BARRIER, EXCHANGE, LAYOUT, SESSION, "nicps.compiled"),
     "nicps/gradient_json.py": (ERRORS,),
     "nicps/client.py": (ERRORS, EXCHANGE, SESSION),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of `nicps.session.loops`: `python -m nicps.compiled.lanes WIDTH` writes their machine code, for lanes of
-that width.
+"""The loops of `nicps.session.loops`: `python -m nicps.session.loop_sources WIDTH` writes their machine code,
+for lanes of that width.
 
 A row is a fragment. From one to the next there are so many numbers: `stride` and `step`.
 """
