@@ -45,6 +45,7 @@ _MOST = 1 << 18  # of a request
 _STATUS = 4  # bytes of an exit status, as waitpid gives it
 _STREAMS = 3
 _ANSWER_S = 60.0  # of the server: its imports come before the first one
+_TRIES = 3  # to reach a server that does not end
 _WORKERS = 64  # that wait for it, at most
 #: Options of Popen that the server carries out; with others a command is started as always.
 _OPTIONS = frozenset({"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"})
@@ -125,11 +126,14 @@ class Server:
         """The new process, and a descriptor from which its exit status can be read once it has ended."""
         ended, ends = os.pipe()
         try:
-            while not (answer := self._ask(request, array.array("i", [*streams, ends]))):
+            for _ in range(_TRIES):
+                answer = self._ask(request, array.array("i", [*streams, ends]))
+                if answer:
+                    self._answered = True
+                    return int(answer), ended
                 self._socket.close()  # it ended, with its last worker, in the moment in which we came
                 self._socket = self._connected()
-            self._answered = True
-            return int(answer), ended
+            raise ConnectionResetError(f"the warm server for {self._kind} ends before it answers")
         finally:
             os.close(ends)
 
