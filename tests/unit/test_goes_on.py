@@ -4,85 +4,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from nicps import wire
-from nicps.protocol import Committed, ReadByAll, Send, SendServed, ServerLost, Timings, View
-from nicps.protocol.carried import Carried, Offer, Pending
+from nicps.protocol import Committed, SendServed
+from nicps.protocol.carried import Carried, Pending
 from nicps.protocol.exchange.servers import Begun
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.phase import AdaptiveTimeout
 from nicps.protocol.rings import Rings
 from nicps.protocol.served_ring import ServedRing
-from nicps.protocol.signals import Silent, Steps
-from nicps.protocol.token import Line, TokenState
+from nicps.protocol.signals import Silent
+from nicps.protocol.token import TokenState
+from tests.going_on import (
+    COMPLETE,
+    CONTRIBUTION,
+    GOES_ON,
+    NEXT,
+    OFFERED,
+    PULL,
+    PUSH,
+    START,
+    TIMINGS,
+    said,
+    step,
+    token,
+    types,
+    wants,
+    worker,
+)
 from tests.served_kernel import ROUND, VIEW, ServedKernel, phase_of
 
 pytestmark = pytest.mark.unit
-
-TIMINGS = Timings()
-START = 100.0
-OFFERED, COMPLETE, GOES_ON = wire.Flag.OFFERED, wire.Flag.COMPLETE, wire.Flag.GOES_ON
-PUSH, PULL, CONTRIBUTION = wire.FrameType.PUSH, wire.FrameType.PULL, wire.FrameType.CONTRIBUTION
-NEXT = ROUND + 1  # the open round; the one before is committed
-
-
-def token(
-    hop: int, round_: int = NEXT, marks: int = 0, read: int = ROUND - 1, of: int = 1
-) -> wire.Frame:
-    """The lead has parked it; `marks` are in the entry of the member `of`, and nobody has told more than `read`."""
-    lines = [Line(read=read) for _ in VIEW.members]
-    lines[of - 1].marks = marks
-    header = VIEW.header(1, round_, wire.Flag.PARKED)
-    return TokenState(1, hop, 1, round_, -40, -40, lines).frame(header)
-
-
-def said(sender: int, flags: int = 0, round_: int = NEXT, read: int = ROUND) -> wire.Frame:
-    """What that member broadcasts."""
-    return wire.Frame(VIEW.header(sender, round_, flags), wire.Want(4, read), ((),))
-
-
-def worker(
-    number: int = 2, every: int = 4, carried: Carried | None = None, read: int = ROUND
-) -> tuple[ServedRing, ServedKernel]:
-    """In the open round; it has read the one before."""
-    kernel, phase = ServedKernel(), phase_of(every)
-    carried = carried or Carried(NEXT, -40, read)
-    timeout = AdaptiveTimeout(TIMINGS)
-    ring = ServedRing(phase, VIEW, number, kernel, TIMINGS, timeout, carried, START)
-    ring.on_token(START, token(5))
-    return ring, kernel
-
-
-def lead(*, decided: bool = True, view: View = VIEW, every: int = 4) -> ServedRing:
-    """Member 1, which only serves."""
-    kernel, phase = ServedKernel(), phase_of(every)
-    carried = Carried(NEXT, -40, ROUND, undecided=not decided)
-    timeout = AdaptiveTimeout(TIMINGS)
-    ring = ServedRing(phase, view, 1, kernel, TIMINGS, timeout, carried, START)
-    ring.create(START)
-    return ring
-
-
-def step(round_: int = NEXT, *, skip: bool = False) -> Offer:
-    return Offer(round_, 4, None, skip)
-
-
-def wants(steps: Steps) -> list[tuple[int, int, int]]:
-    """Rounds, flags and last rounds read of what this member broadcasts."""
-    found = []
-    for one in steps:
-        if isinstance(one, Send) and isinstance(one.frame.body, wire.Want):
-            header = one.frame.header
-            found.append((header.round, int(header.flags), one.frame.body.read))
-    return found
-
-
-def types(steps: Iterable[object]) -> set[wire.FrameType]:
-    return {one.type for one in steps if isinstance(one, SendServed)}
 
 
 # ---- a worker
@@ -302,125 +257,11 @@ def test_what_a_member_repeats_does_not_hide_that_the_token_is_lost(flags: int) 
     lost = replace(TokenState.of(token(6)), owner=3)
     ring.on_token(START, lost.frame(VIEW.header(1, NEXT)))
     found = []
-    for step in range(200):
-        now = START + step * 0.01
+    for turn in range(200):
+        now = START + turn * 0.01
         ring.on_want(now, said(3, flags))
         found += [one.number for one in ring.tick(now) if isinstance(one, Silent)]
     assert found == [3]
-
-
-# ---- the lead
-
-
-def test_the_lead_gives_go_once_all_have_read_and_it_has_decided() -> None:
-    ring = lead(decided=False)
-    ring.on_want(START, said(2))
-    steps = ring.on_want(START, said(3))
-    assert ReadByAll(ROUND) in steps and not wants(steps)
-    assert wants(ring.go_on(START, saves=False)) == [(NEXT, GOES_ON, ROUND)]
-    again = ring.on_want(START + 1, said(3))
-    assert wants(again) == [(NEXT, GOES_ON, ROUND)], "it has not heard it"
-    assert not wants(ring.on_want(START + 1, said(2))), "it is on its way"
-
-
-def test_the_lead_waits_for_the_last_that_reads() -> None:
-    ring = lead()
-    assert not wants(ring.on_want(START, said(2)))
-    assert not wants(ring.on_want(START, said(3, read=ROUND - 1)))
-    assert not wants(ring.on_want(START, said(4))), "a server"
-    assert (NEXT, GOES_ON, ROUND) in wants(ring.on_want(START, said(3)))
-
-
-def test_the_lead_tells_what_each_has_read_once_a_server_is_lost() -> None:
-    """Once, when it knows it of all workers: one of them is to serve in its place."""
-    ring = lead(view=replace(VIEW, live=frozenset({1, 2, 3})))
-    steps = ring.on_want(START, said(2))
-    assert not [one for one in steps if isinstance(one, ServerLost)]
-    steps = ring.on_want(START, said(3, read=ROUND - 1))
-    assert ServerLost({2: ROUND, 3: ROUND - 1}) in steps
-    assert ServerLost({2: ROUND, 3: ROUND}) not in ring.on_want(START, said(3))
-    whole = lead()
-    whole.on_want(START, said(2))
-    assert not [one for one in whole.on_want(START, said(3)) if isinstance(one, ServerLost)]
-
-
-@pytest.mark.parametrize("later", [0, 1, 2, 9])
-def test_who_replaces_a_server_is_known_only_once_each_has_told(later: int) -> None:
-    """However old the phase is: the open round says of each worker that it has read the last but two."""
-    view, round_ = replace(VIEW, live=frozenset({1, 2, 3})), NEXT + later
-    carried = Carried(round_, -40, round_ - 1)
-    timeout = AdaptiveTimeout(TIMINGS)
-    ring = ServedRing(phase_of(), view, 1, ServedKernel(), TIMINGS, timeout, carried, START)
-    steps = ring.create(START) + ring.on_want(START, said(3, round_=round_, read=round_ - 2))
-    assert not [one for one in steps if isinstance(one, ServerLost)]
-    steps = ring.on_want(START, said(2, round_=round_, read=round_ - 1))
-    assert ServerLost({2: round_ - 1, 3: round_ - 2}) in steps
-
-
-@pytest.mark.parametrize("every", [0, 1, 4])
-@pytest.mark.parametrize("told", ["a worker", "its mark", "nobody"])
-def test_a_new_lead_goes_on_where_workers_may_have_pushed(told: str, every: int) -> None:
-    """Its program judges otherwise than that of the lead before it, say. It knows once all have told what they have
-    read. Where each step is a synchronisation nobody pushes.
-    """
-    ring = lead(decided=False, every=every)
-    ring.on_want(START, said(2))
-    if told == "its mark":
-        steps = ring.on_token(START, _handed_back(ring, marks=wire.Mark.GOES_ON, read=ROUND))
-    else:
-        steps = ring.on_want(START, said(3, wire.Flag.TOKEN_WANTED | GOES_ON * (told != "nobody")))
-    assert ReadByAll(ROUND) in steps
-    free = told == "nobody" or every == 1
-    assert ring.between_steps is free and ring._control.held_back is free
-
-
-def test_a_lead_without_a_server_leaves_the_round() -> None:
-    ring = lead(view=replace(VIEW, live=frozenset({1, 2, 3})))
-    ring.on_want(START, said(3, GOES_ON))
-    assert ring.between_steps
-
-
-def test_members_tell_go_on() -> None:
-    ring, _ = worker(carried=Carried(NEXT, -40, ROUND, goes_on=NEXT), read=ROUND)
-    steps = ring.on_token(
-        START, replace(TokenState.of(token(6)), owner=2).frame(VIEW.header(1, NEXT))
-    )
-    marks = [
-        [entry.marks for entry in one.frame.items[0]]  # type: ignore[union-attr]
-        for one in steps
-        if isinstance(one, Send) and isinstance(one.frame.body, wire.Token)
-    ]
-    assert marks == [[0, wire.Mark.GOES_ON, 0, 0]]
-
-
-def test_a_lead_that_promises_another_view_gives_no_go() -> None:
-    ring = lead()
-    ring.freeze()
-    ring.on_want(START, said(2))
-    assert not wants(ring.on_want(START, said(3)))
-
-
-def test_the_token_tells_it_too() -> None:
-    ring = lead()
-    for number in (2, 3):
-        ring.on_want(START, said(number))
-    steps = ring.tick(START + TIMINGS.beacon_s)  # a parked token goes round
-    steps += ring.on_token(START + 0.2, _handed_back(ring))
-    marks = [
-        one.frame.items[0][0].marks  # type: ignore[union-attr]
-        for one in steps
-        if isinstance(one, Send) and isinstance(one.frame.body, wire.Token)
-    ]
-    assert marks[-1] & wire.Mark.GOES_ON
-
-
-def _handed_back(ring: ServedRing, marks: int = 0, read: int = 0) -> wire.Frame:
-    """`marks` of the worker 3, which has read that round."""
-    assert ring.token is not None
-    lines = [line.copy() for line in ring.token.lines]
-    lines[2].marks, lines[2].read = marks, max(read, lines[2].read)
-    made = replace(ring.token, hop=ring.token.hop + 9, owner=1, lines=lines)
-    return made.frame(VIEW.header(4, NEXT, 0))
 
 
 # ---- from view to view

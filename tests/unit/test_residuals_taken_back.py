@@ -12,7 +12,7 @@ import pytest
 
 from nicps.session import loops
 from tests.conversions import conversion  # noqa: F401
-from tests.unit.test_striped_rounds import (
+from tests.striped_members import (
     F32,
     PER,
     VIEW,
@@ -20,8 +20,8 @@ from tests.unit.test_striped_rounds import (
     Members,
     Program,
     gradient,
-    stack,  # noqa: F401
 )
+from tests.unit.test_striped_rounds import stack  # noqa: F401
 
 
 def open_round(members: Members, vectors: dict[int, F32], listed: Sequence[int]) -> list[F32]:
