@@ -13,9 +13,9 @@
 #include "nicps_lanes.h"
 
 /*
- * Hosts read lanes as float32. A sum with a number of 2**127 or more, which can
- * be infinity there, has no value. Of all others exponent and width are at most
- * that together.
+ * Hosts read lanes as float32, in which a sum of 2**128 or more is infinity. A
+ * fragment with a number of 2**127 or more is made NaN: there the sum of exponent
+ * and width exceeds this limit.
  */
 #define NICPS_READABLE_BITS 128
 

@@ -50,7 +50,7 @@ class Announcer:
         return self.announce(now, self._of.round)
 
     def announce(self, now: float, round_: int) -> Steps:
-        """This member's offer and mark; of the round before, that it has all of it, which asks for no answer."""
+        """This member's offer and mark in the open round; in the round before only the mark, which is an answer."""
         of = self._of
         self._marks.said(now, of.channel)
         flags, want = int(wire.Flag.COMPLETE | wire.Flag.REPEAT), of.want(0)
@@ -69,10 +69,10 @@ class Announcer:
         assert isinstance(want, wire.Want)
         steps: Steps = [*of.hear_read(sender, want)]
         if round_ < of.round:  # the phase before may have dropped the round that was open in it
-            answers = of.phase.first_round <= round_ == of.round - 1
-            # Of a round that its sender has committed, too, it is an answer: members would answer one another for ever.
-            answers = answers and not flags & wire.Flag.REPEAT
-            answers = answers and self._marks.may_answer(now, of.channel)
+            lacks = of.phase.first_round <= round_ == of.round - 1
+            # A mark with REPEAT is an answer, whose sender lacks nothing. Members that answered it would not stop.
+            lacks = lacks and not flags & wire.Flag.REPEAT
+            answers = lacks and self._marks.may_answer(now, of.channel)
             return steps + (self.announce(now, round_) if answers else [])
         if flags & wire.Flag.OFFERED:
             of.offers.hear(round_, sender, want.ready, want.unit, want.window)

@@ -183,7 +183,7 @@ class AbsoluteQuantiser:
         residual = self._residual
         self._restore(vector, lanes, exponents, self._early & lost)
         limit = residual.next_limit
-        # What was converted of a lost fragment leaves nothing over, so it says nothing of the residual.
+        # A lost fragment keeps its residual, so its exponent does not bound the residual.
         if lost.any():
             most = int(exponents.max(where=~lost, initial=LEAST_EXPONENT))
             limit = max(math.ldexp(0.5, most), residual.largest())
@@ -285,8 +285,8 @@ class AbsoluteQuantiser:
             of_part = left.reshape(-1, per), remainders[rows], used[rows], math.ldexp(1.0, unit)
             if loops is None or not loops.add(*of_part):
                 self._add(*of_part)
-        # A remainder is less than a lane's step: half of one, but for a sum at the end of its range. There is none of a
-        # sum whose step is the unit.
+        # A remainder is less than a lane's step: half of one, but for a sum at the end of its range. Where the step is
+        # the unit there is no remainder.
         rounded = used & (exponents > unit)
         most = math.ldexp(1.0, int(exponents.max(where=rounded, initial=LEAST_EXPONENT)))
         residual.limit = (residual.limit + most) * _ROUNDED_UP

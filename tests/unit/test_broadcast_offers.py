@@ -332,7 +332,7 @@ def test_a_member_whose_offer_is_not_answered_repeats_it_and_wants_the_token() -
 
 
 def test_an_answer_is_not_answered() -> None:
-    """A member that has committed a round tells who has not. Members that have answer one another no more."""
+    """A member answers a mark of the round that it has committed last, unless that mark is itself an answer."""
     ring, kernel = member()
     offer(ring)
     ring.on_want(START, said(1, OFFERED))
