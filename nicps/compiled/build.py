@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process in which numba compiles loops, and what it does with each.
 
-A module with loops writes their machine code to stdout if it is run (`python -m nicps.compiled.factors`): where
-each begins, then the code. numba and its compiler take 50 MB and 2 s of processor time, which stay in the child.
+A module with loops makes their machine code if it is run (`python -m nicps.compiled.factors FD`), and writes it to a
+file that its parent has opened: whatever a host's Python or numba prints is no part of it. numba and its compiler take
+50 MB and 2 s of processor time, which stay in the child.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import struct
 import subprocess
@@ -26,6 +28,7 @@ from nicps.compiled.machine_code import MachineCode, kept_or_made
 Kinds = tuple[Any, ...]
 
 _COMPILE_S = 30.0  # two seconds on an idle machine
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Loop(NamedTuple):
@@ -63,18 +66,26 @@ def functions(
 
 def _compile(module: ModuleType, arguments: Iterable[object]) -> bytes:
     """In a child process, with the same nicps as here."""
-    command = [sys.executable, "-P", "-m", module.__name__, *map(str, arguments)]
     ours = str(Path(__file__).resolve().parents[2])
     paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=_COMPILE_S,
-        check=True,
-    ).stdout
+    with open(os.memfd_create("nicps-made"), "w+b") as made:
+        to = made.fileno()
+        subprocess.run(
+            [sys.executable, "-P", "-m", module.__name__, *map(str, (to, *arguments))],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            pass_fds=[to],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_COMPILE_S,
+            check=True,
+        )
+        made.seek(0)
+        digest, code = made.read(_DIGEST_BYTES), made.read()
+    if digest != hashlib.sha256(code).digest():
+        # A parent that ignores SIGCHLD is told that every child went well.
+        raise ValueError(f"{module.__name__} ended before its code was written")
+    return code
 
 
 def _entries(loops: int) -> struct.Struct:
@@ -83,6 +94,17 @@ def _entries(loops: int) -> struct.Struct:
 
 
 # ---- in the child process
+
+
+def write(loops: Sequence[Loop]) -> None:
+    """Compile, and write the code to the file whose descriptor is the first argument of this process.
+
+    Raises:
+        ImportError, ValueError: as `compiled`.
+    """
+    code = compiled(loops)
+    with open(int(sys.argv[1]), "wb") as file:
+        file.write(hashlib.sha256(code).digest() + code)
 
 
 def compiled(loops: Sequence[Loop]) -> bytes:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, the lowest byte first
 _X86_64 = 62
-_PROGBITS, _SYMTAB, _RELA = 1, 2, 4  # kinds of sections
+_PROGBITS, _SYMTAB, _RELA, _REL, _CREL = 1, 2, 4, 9, 0x40000014  # kinds of sections
 _WRITE, _ALLOC = 1, 2  # flags of them
 _GLOBAL_FUNCTION = 0x12
 _RELATIVE = (2, 4)  # R_X86_64_PC32, and R_X86_64_PLT32 of a symbol in the same piece
@@ -59,6 +59,8 @@ def link(file: bytes) -> tuple[bytes, int]:
         for symbol in _SYMBOL.iter_unpack(_content(file, section))
     ]
     for section in sections:
+        if section.kind in (_REL, _CREL) and section.info in places:
+            raise ValueError(f"relocations of kind {section.kind:#x} of section {section.info}")
         if section.kind == _RELA and section.info in places:
             for where, info, addend in _RELOCATION.iter_unpack(_content(file, section)):
                 kind, (_, _, _, home, value, _) = info & 0xFFFFFFFF, symbols[info >> 32]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loops of `nicps.torch.factors`, which visit a matrix once where PyTorch's operations do so several times:
-`python -m nicps.compiled.factors` writes their machine code.
+`python -m nicps.compiled.factors FD` writes their machine code to that file.
 
 Factors are (rank, rows) and (rank, columns). Two of their columns are taken at a time, while a row of the matrix is in
 the cache.
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nicps.compiled.build import Kinds, Loop, compiled, functions
+from nicps.compiled.build import Kinds, Loop, functions, write
 
 F32 = npt.NDArray[np.float32]
 P: TypeAlias = Any  # a pointer
@@ -127,4 +127,4 @@ def _apply(carray: Any) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(compiled(loops()))
+    write(loops())

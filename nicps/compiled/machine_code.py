@@ -15,6 +15,7 @@ import importlib.util
 import mmap
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,13 @@ def _read(path: Path, identity: bytes) -> bytes | None:
 def _write(path: Path, content: bytes) -> None:
     """The whole file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        with open(os.open(part, flags, 0o644), "wb") as file:
+    with tempfile.NamedTemporaryFile(prefix=f"{path.name}.", dir=path.parent, delete=False) as file:
+        part = Path(file.name)
+        try:
+            os.fchmod(file.fileno(), 0o644)
             file.write(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+            file.flush()
+            part.replace(path)
+        except BaseException:
+            part.unlink()
+            raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of `nicps.session.loops`: `python -m nicps.session.loop_sources WIDTH` writes their machine code,
+"""The loops of `nicps.session.loops`: `python -m nicps.session.loop_sources FD WIDTH` writes their machine code,
 for lanes of that width.
 
 A row is a fragment. From one to the next there are so many numbers: `stride` and `step`.
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nicps.compiled.build import Kinds, Loop, compiled
+from nicps.compiled.build import Kinds, Loop, write
 from nicps.session.lanes import F32, LEAST_EXPONENT, LaneFormat
 from nicps.wire import NOT_FINITE
 
@@ -172,4 +172,4 @@ def _add(carray: Any, format: LaneFormat) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(compiled(loops(LaneFormat(1, int(sys.argv[1])))))
+    write(loops(LaneFormat(1, int(sys.argv[2]))))

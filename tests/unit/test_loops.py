@@ -263,6 +263,35 @@ def test_with_a_numba_that_does_not_work_numpy_converts(tmp_path: Path) -> None:
     assert run(asks_for(LEAST_NUMBERS), env=os.environ | path) == ["NoneType", "False"]
 
 
+@pytest.mark.parametrize(
+    ("site", "settings_"),
+    [("print('hello')", {}), ("", {"NUMBA_DUMP_BYTECODE": "1"})],
+    ids=["a site that prints", "numba's own output"],
+)
+def test_what_is_printed_is_no_machine_code(
+    tmp_path: Path, site: str, settings_: dict[str, str]
+) -> None:
+    """What is kept is the same, byte for byte."""
+    (tmp_path / "sitecustomize.py").write_text(site)
+    prints = {"PYTHONPATH": str(tmp_path)} | settings_
+    kept = []
+    for folder, env in (("without", {}), ("with", prints)):
+        found = run(asks_for(LEAST_NUMBERS), env=elsewhere(tmp_path / folder) | env)
+        assert found[-2:] == ["Loops", "False"]
+        (path,) = (tmp_path / folder).rglob("loops16.bin")
+        kept.append(path.read_bytes())
+    assert kept[0] == kept[1]
+
+
+def test_code_of_a_child_that_failed_is_not_kept(tmp_path: Path) -> None:
+    """A process that ignores SIGCHLD hears of every child that it went well."""
+    (tmp_path / "numba.py").write_text("raise ImportError('no such symbol')\n")
+    env = elsewhere(tmp_path / "kept") | {"PYTHONPATH": str(tmp_path)}
+    ignores = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    assert run(ignores + asks_for(LEAST_NUMBERS), env=env)[0] == "NoneType"
+    assert not list(tmp_path.rglob("loops16.bin"))
+
+
 def test_a_user_without_a_home_compiles_and_is_told_nothing() -> None:
     """As the training user of an agent: neither nicps nor a home can be written to."""
     nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}

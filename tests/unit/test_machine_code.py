@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,17 @@ def test_code_runs_wherever_it_is_put(before: int) -> None:
 def test_what_cannot_be_linked_is_refused(assembly: str) -> None:
     with pytest.raises(ValueError, match=r"relocation|can be written|global functions"):
         elf.link(object_file(assembly))
+
+
+def test_relocations_of_an_unknown_form_are_refused() -> None:
+    """None of them may be left out."""
+    file = bytearray(object_file(TABLES))
+    sections, count = struct.unpack_from("<Q", file, 40)[0], struct.unpack_from("<H", file, 60)[0]
+    for kind in range(sections + 4, sections + 64 * count, 64):
+        if struct.unpack_from("<I", file, kind) == (4,):  # with addends
+            struct.pack_into("<I", file, kind, 9)  # without
+    with pytest.raises(ValueError, match="relocations of kind 0x9"):
+        elf.link(bytes(file))
 
 
 def test_code_of_another_processor_is_refused() -> None:
