@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of training steps, as one member sees them, and what follows from them for `nicps.need_first`.
+"""Times of training steps, as one member sees them, what follows from them for `nicps.need_first`, and whether its plan
+replaces the one in force.
 
 A step is measured from the beginning of one backward pass to that of the next. While a member measures it lets its
 rounds out one after the other, so that each has the line alone: a round waits for the offers of all. docs/channels.md,
@@ -9,12 +10,12 @@ rounds out one after the other, so that each has the line alone: a round waits f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import median
 from typing import Protocol
 
-from nicps.need_first import Line, Timing
+from nicps.need_first import Line, Plan, Timing
 
 #: So many steps are measured.
 STEPS = 4
@@ -22,6 +23,10 @@ _NOISE = 0.1  # of a backward pass: a member that is later than that is slower
 _UNEQUAL = (
     1.5  # largest to smallest round, from which on a line through them tells latency and pace apart
 )
+SETTLED = 20  # steps until a plan is judged
+_REST = 100  # steps from one judgement to the next measurement
+_OFF = 0.15  # a step this far from its prediction is measured again
+_BETTER = 1.02  # by so much another plan must be better than the one in force
 
 
 class Times(Protocol):
@@ -197,3 +202,63 @@ def _line(rounds: Sequence[tuple[int, float]], answer: float, update: float) -> 
         return Line(line.latency + answer, line.pace, update)
     whole = sum(max(0.0, seconds - answer) for _, seconds in rounds)
     return Line(2 * answer, whole / sum(sizes), update)
+
+
+@dataclass(slots=True)
+class Review:
+    """When the lead measures again, and whether another plan takes the place of the one in force.
+
+    Attributes: `plan`, None before there is one; `hosts`, that it was made for; `since`, the step that it is in force
+    from; `judged`, the step of the last measurement at which it was known how long its steps take; `seen`, plans that
+    were in force, with the seconds that their steps took.
+    """
+
+    plan: Plan | None = None
+    hosts: int = 0
+    since: int = 0
+    judged: int | None = None
+    seen: dict[tuple[Sequence[int], ...], Plan] = field(default_factory=dict)
+
+    def asks(self, step: int, hosts: int, seconds: float) -> bool:
+        """Whether to measure from this step on.
+
+        Args:
+            hosts: members now.
+            seconds: of a step, the median since the plan is in force.
+        """
+        if self.plan is None:
+            return True
+        if step - self.since < SETTLED:
+            return False
+        if self.judged is not None and step - self.judged < _REST:
+            return False
+        off = abs(seconds - self.plan.seconds) > _OFF * self.plan.seconds
+        worse = any(seconds > plan.seconds * _BETTER for plan in self.seen.values())
+        return off or worse or hosts != self.hosts
+
+    def take(
+        self, step: int, hosts: int, fresh: Plan, kept: Plan, took: float | None = None
+    ) -> Plan | None:
+        """The plan that replaces the one in force, or None: a plan made from a measurement at this step, or one of
+        those that were in force before.
+
+        Args:
+            fresh: the plan of the measurement; `kept`, the plan in force, as predicted by the same measurement.
+            took: seconds of a step with the plan in force, the median; None: it is not known yet.
+        """
+        before = self.seen.get(kept.rounds)
+        if hosts != self.hosts or (
+            took and before and abs(took - before.seconds) > _OFF * before.seconds
+        ):
+            self.seen.clear()  # of other conditions
+        self.plan, self.hosts = kept, hosts
+        if took:
+            self.judged = step
+            self.plan = self.seen[kept.rounds] = replace(kept, seconds=took)
+        best = min(
+            (self.seen.get(fresh.rounds, fresh), *self.seen.values()), key=lambda plan: plan.seconds
+        )
+        if self.plan.seconds < best.seconds * _BETTER:
+            return None
+        self.plan, self.since = best, step
+        return best

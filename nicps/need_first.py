@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
@@ -23,10 +23,6 @@ _CONTROL_SHARE = 1 / 4  # of a member's, that rounds may take; each round takes 
 _GROWTHS = 1, 2, 4, 8, 16, 32  # how much larger the last part is than the first
 _SIMPLER = 1.01  # fewer rounds are preferred within this
 _PAYS = 1.03  # by so much several channels must be better than one
-_OFF = 0.15  # a step this far from its prediction is measured again
-_BETTER = 1.02  # by so much another plan must be better than the one in force
-_SETTLED = 20  # steps until a plan is judged
-_REST = 100  # steps from one measurement to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,13 @@ class Line:
         latency: seconds of a round beside its bytes: offer, mark, reading.
         pace: seconds a byte.
         update: seconds a byte to read a sum and update its parameters.
+        occupied: seconds of a round, of its latency, in which no other round gets on: those of the processors.
     """
 
     latency: float
     pace: float
     update: float = 0.0
+    occupied: float = 0.0
 
     @classmethod
     def fitted(cls, rounds: Sequence[tuple[int, float]], update: float = 0.0) -> Line:
@@ -83,6 +81,10 @@ class Line:
         if latency < 0.0:  # the line through 0
             latency, pace = 0.0, sum(b * s for b, s in rounds) / sum(b * b for b, _ in rounds)
         return cls(latency, pace, update)
+
+    def taken(self, nbytes: int) -> float:
+        """Seconds for which a round of so many bytes keeps the others from getting on."""
+        return nbytes * self.pace + self.occupied
 
 
 class Bounds(NamedTuple):
@@ -188,6 +190,26 @@ def step_seconds(
     return clock + timing.forward - before
 
 
+def calibrated(
+    timing: Timing, line: Line, parts: Sequence[Part], channels: Sequence[int], seconds: float
+) -> Line:
+    """The line on which a step of these parts takes so many seconds, as it was seen to; the same one, if it takes less.
+
+    What a step takes beyond its prediction is put down to its rounds: each one occupies the processors, of the members
+    or of a machine that they share, for as long as no other gets on.
+    """
+    least, most = 0.0, seconds / len(parts)
+    if step_seconds(timing, line, parts, channels) >= seconds:
+        return line
+    for _ in range(30):
+        middle = (least + most) / 2
+        if step_seconds(timing, replace(line, occupied=middle), parts, channels) < seconds:
+            least = middle
+        else:
+            most = middle
+    return replace(line, occupied=most)
+
+
 def overlapped_seconds(timing: Timing, line: Line, parts: Sequence[Part]) -> float:
     """Seconds of a step with backward overlap only: one channel, and forward begins once all parameters are updated."""
     last = max(_arrivals(line, parts, (0,) * len(parts)))
@@ -200,9 +222,9 @@ def _arrivals(line: Line, parts: Sequence[Part], channels: Sequence[int]) -> lis
     queues: dict[int, list[int]] = {}
     for index in sorted(range(len(parts)), key=lambda k: (parts[k].released, -k), reverse=True):
         queues.setdefault(channels[index], []).append(index)  # the next one is the last
-    arrives = [0.0] * len(parts)
+    arrives, beside = [0.0] * len(parts), max(0.0, line.latency - line.occupied)
     opens = {channel: parts[queue[-1]].released for channel, queue in queues.items()}
-    left = {channel: parts[queue[-1]].nbytes * line.pace for channel, queue in queues.items()}
+    left = {channel: line.taken(parts[queue[-1]].nbytes) for channel, queue in queues.items()}
     now = 0.0
     while opens:
         waiting = [channel for channel, at in opens.items() if at <= now]
@@ -217,10 +239,10 @@ def _arrivals(line: Line, parts: Sequence[Part], channels: Sequence[int]) -> lis
             continue
         now += left[channel]
         queue = queues[channel]
-        free = arrives[queue.pop()] = now + line.latency
+        free = arrives[queue.pop()] = now + beside
         if queue:
             opens[channel] = max(free, parts[queue[-1]].released)
-            left[channel] = parts[queue[-1]].nbytes * line.pace
+            left[channel] = line.taken(parts[queue[-1]].nbytes)
         else:
             del opens[channel]
     return arrives
@@ -250,6 +272,11 @@ class Plan:
             nbytes[channel] += last - first
         return tuple(each / self.ends[-1] for each in nbytes)
 
+    @property
+    def rounds(self) -> tuple[Sequence[int], ...]:
+        """Its parts and their channels: plans with the same ones are the same, whatever they are predicted to take."""
+        return self.ends, self.channels
+
     def alone(self) -> Plan:
         """The same rounds on one channel."""
         return Plan(self.ends, (0,) * len(self.channels), self.single, self.single)
@@ -266,7 +293,15 @@ class Plan:
 def equal_shares(timing: Timing, line: Line, channels: int, rounds: int, grain: int = 1) -> Plan:
     """A plan of so many rounds, in equal numbers on all channels: the first one of a phase."""
     parts = cut(timing, rounds, grain)
-    return _planned(timing, line, parts, _equal_cuts(min(channels, len(parts)), len(parts)))
+    cuts = _equal_cuts(min(channels, len(parts)), len(parts))
+    return planned(timing, line, parts, _channels(len(parts), cuts))
+
+
+def planned(timing: Timing, line: Line, parts: Sequence[Part], channels: Sequence[int]) -> Plan:
+    """These parts on these channels as a plan, with its prediction."""
+    seconds = step_seconds(timing, line, parts, channels)
+    single = step_seconds(timing, line, parts, (0,) * len(parts))
+    return Plan(tuple(part.last for part in parts), tuple(channels), seconds, single)
 
 
 def plan_for(
@@ -324,13 +359,6 @@ def _equal_cuts(channels: int, parts: int) -> list[int]:
     return [parts * at // channels for at in range(1, channels)]
 
 
-def _planned(timing: Timing, line: Line, parts: Sequence[Part], cuts: Sequence[int]) -> Plan:
-    numbers = _channels(len(parts), cuts)
-    seconds = step_seconds(timing, line, parts, numbers)
-    single = step_seconds(timing, line, parts, (0,) * len(parts))
-    return Plan(tuple(part.last for part in parts), numbers, seconds, single)
-
-
 def _channels(parts: int, cuts: Sequence[int]) -> tuple[int, ...]:
     return tuple(sum(index < cut for cut in cuts) for index in range(parts))
 
@@ -356,45 +384,4 @@ def _descend(timing: Timing, line: Line, parts: Sequence[Part], channels: int) -
                     if (took := seconds(fresh)) >= best:
                         break
                     cuts, best, moved = fresh, took, True
-    return _planned(timing, line, parts, cuts)
-
-
-@dataclass(slots=True)
-class Review:
-    """When the lead measures again, and whether another plan takes the place of the one in force.
-
-    Attributes: `plan`, None before there is one; `hosts`, that it was made for; `since`, the step that it is in force
-    from; `measured`, the step of the last measurement.
-    """
-
-    plan: Plan | None = None
-    hosts: int = 0
-    since: int = 0
-    measured: int = 0
-
-    def asks(self, step: int, hosts: int, seconds: float) -> bool:
-        """Whether to measure from this step on.
-
-        Args:
-            hosts: members now.
-            seconds: of a step, the median since the plan is in force.
-        """
-        if self.plan is None:
-            return True
-        if step - self.since < _SETTLED or step - self.measured < _REST:
-            return False
-        off = abs(seconds - self.plan.seconds) > _OFF * self.plan.seconds
-        return off or hosts != self.hosts
-
-    def take(self, step: int, hosts: int, fresh: Plan, kept: float) -> bool:
-        """Compare a plan that was made from a measurement at this step with the one in force, and return whether it
-        replaces it.
-
-        Args:
-            kept: what the plan in force is predicted to take, by the same measurement.
-        """
-        self.measured, self.hosts = step, hosts
-        if self.plan is not None and kept < fresh.seconds * _BETTER:
-            return False
-        self.plan, self.since = fresh, step
-        return True
+    return planned(timing, line, parts, _channels(len(parts), cuts))

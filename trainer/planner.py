@@ -7,19 +7,21 @@ arithmetic.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from nicps import measuring, need_first
-from nicps.measuring import Measured
-from nicps.need_first import Line, Plan, Review, Timing
+from nicps.measuring import SETTLED, Measured, Review
+from nicps.need_first import Part, Plan, Timing
 from trainer.percents import percents
 
 if TYPE_CHECKING:
     from nicps.flows import Times
     from trainer.flows import Parts, Piece
 
+_LAST = 100  # steps, whose median is a step's time
 _LEAST_LEFT = 20  # steps, or a plan does not pay any more
 
 
@@ -38,7 +40,7 @@ class Planner:
         self._parts, self._channels, self._rounds = parts, channels, rounds
         self._review = Review()
         self._measured = Measured(parts.sizes, parts.width)
-        self._seconds: list[float] = []  # of the steps since the phase has begun
+        self._seconds: deque[float] = deque(maxlen=_LAST)  # of the last steps of this phase
         self._rest = 0.0
         self.predicted: float | None = None
         # Rounds of the plan that was proposed last, and seconds of a step with it.
@@ -117,6 +119,11 @@ class Planner:
         self._measured.clear()
         parts = self._parts
         grain = parts.fragment_bytes
+        cut, channels = self._in_force(timing)
+        took = None
+        if len(self._seconds) >= SETTLED:
+            took = median(self._seconds) - self._rest
+            line = need_first.calibrated(timing, line, cut, channels, took)
         plan = need_first.plan_for(
             timing,
             line,
@@ -126,10 +133,8 @@ class Planner:
             least=parts.least,
             grain=grain,
         )
-        kept = self._kept(timing, line)
-        self._review.plan = kept  # as it is measured now
-        if not self._review.take(trained, hosts, plan, kept.seconds):
-            plan = kept
+        kept = need_first.planned(timing, line, cut, channels)
+        plan = self._review.take(trained, hosts, plan, kept, took) or kept
         self._undescribed, seconds = plan, plan.seconds + self._rest
         rounds = parts.rounds_of(plan)
         if rounds != parts.fragments:
@@ -138,18 +143,14 @@ class Planner:
         self._proposed, self.predicted = None, seconds
         return []
 
-    def _kept(self, timing: Timing, line: Line) -> Plan:
-        """The plan in force, by that measurement."""
+    def _in_force(self, timing: Timing) -> tuple[list[Part], tuple[int, ...]]:
+        """The parts of the plan in force, and their channels, in the order of need."""
         pieces = sorted(
             (piece for piece in self._parts.pieces if piece.missing),
             key=lambda piece: piece.here.start,
         )
         ends = [piece.here.stop * self._parts.width // 8 for piece in pieces]
-        channels = tuple(piece.channel for piece in pieces)
-        parts = need_first.parts_at(timing, ends)
-        seconds = need_first.step_seconds(timing, line, parts, channels)
-        single = need_first.step_seconds(timing, line, parts, (0,) * len(parts))
-        return Plan(tuple(ends), channels, seconds, single)
+        return need_first.parts_at(timing, ends), tuple(piece.channel for piece in pieces)
 
     @property
     def described(self) -> str:

@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a script's steps are measured, and the shares that need first makes of them (P2; docs/channels.md).
 
-The lowest rank measures `nicps.measuring.STEPS` steps. After them, and so every hundred steps, all ranks agree on what
-it proposes, at the end of the same step.
+The lowest rank measures `nicps.measuring.STEPS` steps, once more when the shares have settled, and then every hundred
+steps. After them all ranks agree on what it proposes, at the end of the same step.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 from torch import nn
 
 from nicps import measuring
-from nicps.measuring import Measured
-from nicps.need_first import MOST_ROUNDS, Review, plan_for
+from nicps.measuring import SETTLED, Measured, Review
+from nicps.need_first import MOST_ROUNDS, calibrated, plan_for
 from nicps.torch.flowing import Times
 from nicps.torch.shares import Shares, least_parts
 
 _FIRST = 2  # steps that are not measured: they have more to do than others
+_SECOND = _FIRST + measuring.STEPS + SETTLED + 4  # from this step on once more
 _EVERY = 100  # steps from one measurement to the next
+
+
+def _into(steps: int) -> int:
+    """How many steps a measurement was due before; below 0: so many until one is."""
+    return steps - _SECOND if _SECOND <= steps < _EVERY else steps % _EVERY - _FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,9 @@ class Planner:
         self._fresh = False  # its next forward pass is the first one after `step()`
         self._in_forward = False
         self._before = (0.0, 0.0)  # `spent`, as that began
+        self._begun: float | None = None  # when the last backward pass did
+        #: Of the last steps with these shares that were not measured.
+        self._seconds: deque[float] = deque(maxlen=_EVERY)
         self._needed: dict[int, float] = {}
         self._hooks: list[Any] = []
 
@@ -71,7 +82,7 @@ class Planner:
 
     def agrees(self, steps: int) -> bool:
         """All ranks agree on shares after so many steps in parts."""
-        return steps % _EVERY == _FIRST + measuring.STEPS + 1
+        return _into(steps) == measuring.STEPS + 1
 
     def step(self, steps: int, *, first: bool) -> bool:
         """A step was made. Whether the next one is measured here, so that its parts go out one after the other.
@@ -80,7 +91,7 @@ class Planner:
             steps: in parts so far.
             first: this is the lowest rank.
         """
-        self._next = first and 0 <= steps % _EVERY - _FIRST < measuring.STEPS
+        self._next = first and 0 <= _into(steps) < measuring.STEPS
         self._fresh = True
         if self._next and not self._hooks:
             self._watch()
@@ -143,8 +154,11 @@ class Planner:
             self._measured.end_forward(self._clock(), *self._since(), dict(self._needed), shares)
         self._in_forward = False
         if begins:
-            self._measured.begin_backward(self._clock(), measures=self._next)
-            self._now = self._next
+            now = self._clock()
+            if self._begun is not None and not self._now:
+                self._seconds.append(now - self._begun)
+            self._measured.begin_backward(now, measures=self._next)
+            self._now, self._begun = self._next, now
 
     # ---- the plan
 
@@ -152,6 +166,8 @@ class Planner:
         """These are in force."""
         self.stop()
         self._measured.clear()
+        self._begun = None
+        self._seconds.clear()
         self._part_sizes = shares.sizes(self._sizes)
 
     def propose(self, shares: Shares, steps: int, hosts: int) -> Proposal | None:
@@ -166,6 +182,11 @@ class Planner:
             return None
         timing, line, rest = self._measured.work_out()
         self._measured.clear()
+        took = None
+        if len(self._seconds) >= SETTLED:
+            took = median(self._seconds) - rest
+            line = calibrated(timing, line, shares.parts(timing), shares.channels, took)
+        self._seconds.clear()
         count = min(self._channels, len(self._sizes))
         plan = plan_for(
             timing,
@@ -177,7 +198,8 @@ class Planner:
         )
         fresh = Shares.of(plan.ends, plan.channels, timing.nbytes)
         found, kept = fresh.predicted(timing, line), shares.predicted(timing, line)
-        self._review.plan = kept  # as it is measured now
-        if self._review.take(steps, hosts, found, kept.seconds):
-            return Proposal(fresh, found.seconds + rest)
+        better = self._review.take(steps, hosts, found, kept, took)
+        if better is not None:
+            fresh = Shares.of(better.ends, better.channels, timing.nbytes)
+            return Proposal(fresh, better.seconds + rest)
         return Proposal(shares, kept.seconds + rest)

@@ -20,7 +20,7 @@ from nicps.need_first import (
     cut,
     equal_shares,
     parts_at,
-    step_seconds,
+    planned,
 )
 
 #: Numbers of all parts that are on their way at a time: this part of the model, and so many at least.
@@ -97,10 +97,7 @@ class Shares:
 
     def predicted(self, timing: Timing, line: Line) -> Plan:
         """The same as a plan of need first."""
-        parts = self.parts(timing)
-        seconds = step_seconds(timing, line, parts, self.channels)
-        single = step_seconds(timing, line, parts, (0,) * len(parts))
-        return Plan(tuple(part.last for part in parts), self.channels, seconds, single)
+        return planned(timing, line, self.parts(timing), self.channels)
 
     def sizes(self, sizes: Sequence[int]) -> list[int]:
         """Numbers of each part."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,10 +13,9 @@ from hypothesis import strategies as st
 from nicps.need_first import (
     Line,
     Part,
-    Plan,
-    Review,
     Timing,
     bounds,
+    calibrated,
     cut,
     equal_shares,
     overlapped_seconds,
@@ -258,21 +258,36 @@ def test_no_round_no_line() -> None:
         Line.fitted([])
 
 
-# ---- when it is made again
-
-SLOW, FAST = Plan((10,), (0,), 1.0, 1.0), Plan((10,), (0,), 0.9, 0.9)
+# ---- what rounds occupy
 
 
-def test_review() -> None:
-    review = Review()
-    assert review.asks(1, 4, 0.0), "there is no plan yet"
-    assert review.take(5, 4, SLOW, 0.0)
-    assert not review.asks(24, 4, 2.0), "it is not judged yet"
-    assert not review.asks(104, 4, 2.0), "the last measurement was 99 steps ago"
-    assert not review.asks(105, 4, 1.14), "as predicted"
-    assert review.asks(105, 4, 1.16) and review.asks(105, 4, 0.84)
-    assert review.asks(105, 3, 1.0), "a host has gone"
-    assert not review.take(106, 3, FAST, 0.91), "not 2 % better"
-    assert review.plan is SLOW and not review.asks(205, 3, 2.0)
-    assert review.take(206, 3, FAST, 0.96) and review.plan is FAST
-    assert not review.asks(225, 3, 2.0)
+def test_rounds_occupy_the_processors() -> None:
+    """0.5 s of each round in which nothing else gets on. The front overtakes at 4, and the rear has 2.5 s left then."""
+    assert step_seconds(TWO, Line(0.0, 0.4, occupied=0.5), PARTS, (1, 0)) == pytest.approx(12)
+    assert step_seconds(TWO, Line(0.5, 0.4, occupied=0.5), PARTS, (1, 0)) == pytest.approx(12)
+    assert step_seconds(TWO, Line(0.5, 0.4), PARTS, (1, 0)) == pytest.approx(11.5)
+
+
+@given(models(), st.integers(1, 12), st.floats(0.0, 1.0))
+def test_a_line_is_calibrated(model: tuple[Timing, Line], count: int, occupied: float) -> None:
+    """By how long a step took; one that was faster than its prediction changes nothing."""
+    timing, free = model
+    parts = cut(timing, count)
+    channels = [0 if index else 1 for index in range(len(parts))]
+    seconds = step_seconds(timing, replace(free, occupied=occupied), parts, channels)
+    fitted = calibrated(timing, free, parts, channels, seconds)
+    assert step_seconds(timing, fitted, parts, channels) == pytest.approx(seconds, abs=1e-6)
+    at_once = step_seconds(timing, free, parts, channels)
+    assert calibrated(timing, free, parts, channels, 0.9 * at_once) == free
+
+
+def test_occupied_processors_make_rounds_fewer() -> None:
+    """Latency, which other rounds hide, leaves more of them."""
+    busy, late = (
+        plan_for(EVEN, line_, channels=4, hosts=4)
+        for line_ in (
+            replace(line(EVEN, 1.0), occupied=0.02),
+            replace(line(EVEN, 1.0), latency=0.02),
+        )
+    )
+    assert len(busy.ends) < len(late.ends)

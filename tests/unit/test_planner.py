@@ -11,7 +11,8 @@ import pytest
 
 from nicps.errors import JobFailed
 from nicps.flows import Times
-from nicps.need_first import Line, Timing, parts_at, plan_for, step_seconds
+from nicps.measuring import SETTLED, Review
+from nicps.need_first import Line, Plan, Timing, parts_at, plan_for, step_seconds
 from trainer.flows import Parts
 from trainer.planner import Planner
 
@@ -45,7 +46,14 @@ def train(planner: Planner, parts: Parts, steps: int, slower: float = 1.0) -> No
     now = 100.0
     planner.begin_backward(now, measures=planner.measures(0, 2))
     planner.note_step(3.0)
-    for step in range(1, steps + 1):
+    measure(planner, parts, steps, slower, now)
+
+
+def measure(
+    planner: Planner, parts: Parts, steps: int, slower: float, now: float, first: int = 1
+) -> None:
+    """Steps that are measured, from that one on."""
+    for step in range(first, first + steps):
         assert planner.measures(step, 2)
         planner.begin_backward(now, measures=True)
         for index, released in enumerate(TIMING.released):
@@ -115,8 +123,73 @@ def test_a_plan_that_is_hardly_better_is_not_taken() -> None:
     cut = parts_at(TIMING, [piece.here.stop for piece in pieces])
     kept = step_seconds(TIMING, LINE, cut, [piece.channel for piece in pieces])
     assert planner.predicted == pytest.approx(kept + REST, rel=0.01)
-    train_on = [planner.measures(step, 2) for step in range(5, 200)]
-    assert not any(train_on[:95]), "it is let alone for a while"
+    for step in range(5, 200):
+        planner.note_step(kept + REST)
+        assert not planner.measures(step, 2), "as predicted"
+
+
+def test_a_plan_whose_steps_take_longer_is_made_again() -> None:
+    """With fewer rounds, as each of them is seen to occupy the processors; and the one before comes back, if steps take
+    even longer then.
+    """
+    parts = parts_of()
+    planner = Planner(parts, 4, None)
+    train(planner, parts, 4)
+    parts = parts.replanned(planner.propose(5, 2))
+    first, predicted = parts.fragments, planner.predicted
+    planner.enter(parts)
+    settle(planner, 6, 1.5)
+    measure(planner, parts, 4, 1.0, 200.0, first=27)
+    second = planner.propose(31, 2)
+    assert sum(map(len, second)) < sum(map(len, first))
+    parts = parts.replanned(second)
+    planner.enter(parts)
+    assert predicted is None and planner.predicted is not None and planner.predicted < 1.5
+    settle(planner, 32, 1.8)
+    assert not planner.measures(53, 2), "not before a hundred steps"
+    measure(planner, parts, 4, 1.0, 300.0, first=132)
+    assert planner.propose(136, 2) == first
+    planner.enter(parts.replanned(first))
+    assert planner.predicted == pytest.approx(1.5)
+
+
+def settle(planner: Planner, step: int, seconds: float) -> None:
+    """Steps that take so long, until the plan can be judged."""
+    assert not planner.measures(step, 2)
+    for _ in range(SETTLED):
+        planner.note_step(seconds)
+
+
+# ---- when it is made again
+
+SLOW, FAST = Plan((10,), (0,), 1.0, 1.0), Plan((4, 10), (1, 0), 0.9, 1.0)
+
+
+def test_review() -> None:
+    review = Review()
+    assert review.asks(1, 4, 0.0), "there is no plan yet"
+    assert review.take(5, 4, SLOW, FAST) is None, "the one in force is better"
+    assert not review.asks(19, 4, 2.0), "it is not judged yet"
+    assert not review.asks(20, 4, 0.9), "as predicted"
+    assert review.asks(20, 4, 1.04) and review.asks(20, 4, 0.76)
+    assert review.asks(20, 3, 0.9), "a host has gone"
+    assert review.take(24, 4, SLOW, FAST, took=1.01) is None, "not 2 % better"
+    assert not review.asks(123, 4, 2.0), "the last judgement was 99 steps ago"
+    assert not review.asks(124, 4, 1.01) and review.asks(124, 4, 1.17)
+    assert review.take(128, 4, SLOW, FAST, took=1.1) == SLOW
+    assert not review.asks(147, 4, 2.0), "it is not judged yet"
+    assert review.asks(248, 4, 1.13), "the other one was better"
+    assert review.take(252, 4, replace(FAST, seconds=0.8), SLOW, took=1.13) == replace(
+        FAST, seconds=1.1
+    ), "its steps take as long as they did, whatever is predicted"
+
+
+def test_what_was_seen_under_other_conditions_does_not_count() -> None:
+    review = Review()
+    review.take(5, 4, SLOW, FAST)
+    review.take(24, 4, SLOW, FAST, took=0.95)
+    assert review.take(128, 4, SLOW, FAST, took=1.2) == SLOW
+    assert review.take(252, 3, FAST, SLOW, took=0.95) == FAST, "with other hosts it is tried again"
 
 
 def test_a_plan_that_never_comes_into_force_is_not_what_a_step_is_predicted_by() -> None:
