@@ -59,10 +59,10 @@ def train(dies: int | None) -> None:
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     say(
         weights=hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        starts=[
-            hashlib.sha256(t.numpy().tobytes()).hexdigest()
-            for t in handle.state_dict()["start"].values()
-        ],
+        starts={
+            name: hashlib.sha256(t.numpy().tobytes()).hexdigest()
+            for name, t in handle.state_dict()["start"].items()
+        },
         told=told,
         skipped=skipped,
         losses=losses,
