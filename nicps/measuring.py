@@ -233,7 +233,8 @@ class Review:
         if self.judged is not None and step - self.judged < _REST:
             return False
         off = abs(seconds - self.plan.seconds) > _OFF * self.plan.seconds
-        worse = any(seconds > plan.seconds * _BETTER for plan in self.seen.values())
+        others = (plan for plan in self.seen.values() if plan.rounds != self.plan.rounds)
+        worse = any(seconds > plan.seconds * _BETTER for plan in others)
         return off or worse or hosts != self.hosts
 
     def take(

@@ -38,9 +38,11 @@ class Planner:
 
     def __init__(self, parts: Parts, channels: int, rounds: int | None) -> None:
         self._parts, self._channels, self._rounds = parts, channels, rounds
+        self._hosts = 0
         self._review = Review()
         self._measured = Measured(parts.sizes, parts.width)
-        self._seconds: deque[float] = deque(maxlen=_LAST)  # of the last steps of this phase
+        #: Of the last steps with these parts and so many hosts.
+        self._seconds: deque[float] = deque(maxlen=_LAST)
         self._rest = 0.0
         self.predicted: float | None = None
         # Rounds of the plan that was proposed last, and seconds of a step with it.
@@ -66,9 +68,15 @@ class Planner:
             trained: steps before it.
             hosts: members now.
         """
+        if self._hosts not in (0, hosts):
+            self._seconds.clear()
+        self._hosts = hosts
         left = _LEAST_LEFT if self._rounds is None else self._rounds - trained
-        if not self._seconds or (left < _LEAST_LEFT and not self._measured.steps):
-            return False  # the first step of a phase has more to do than others
+        if left < _LEAST_LEFT and not self._measured.steps:
+            return False
+        # The first step of a phase has more to do than others. A plan is judged by many.
+        if len(self._seconds) < (1 if self._review.plan is None else SETTLED):
+            return False
         return self._review.asks(trained, hosts, median(self._seconds) - self._rest)
 
     def begin_backward(self, now: float, *, measures: bool) -> None:

@@ -373,7 +373,7 @@ class Overlap(Losses):
         run = self._run
         assert run is not None
         first = there[:1] == [self._group.rank]
-        run.flowing.serial = planner.step(run.agreed.steps, first=first)
+        run.flowing.serial = planner.step(run.agreed.steps, len(there), first=first)
 
     # ---- around a forward pass
 

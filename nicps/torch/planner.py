@@ -73,7 +73,8 @@ class Planner:
         self._in_forward = False
         self._before = (0.0, 0.0)  # `spent`, as that began
         self._begun: float | None = None  # when the last backward pass did
-        #: Of the last steps with these shares that were not measured.
+        self._hosts = 0
+        #: Of the last steps with these shares and so many ranks that were not measured.
         self._seconds: deque[float] = deque(maxlen=_EVERY)
         self._needed: dict[int, float] = {}
         self._hooks: list[Any] = []
@@ -84,13 +85,17 @@ class Planner:
         """All ranks agree on shares after so many steps in parts."""
         return _into(steps) == measuring.STEPS + 1
 
-    def step(self, steps: int, *, first: bool) -> bool:
+    def step(self, steps: int, hosts: int, *, first: bool) -> bool:
         """A step was made. Whether the next one is measured here, so that its parts go out one after the other.
 
         Args:
             steps: in parts so far.
+            hosts: ranks now.
             first: this is the lowest rank.
         """
+        if hosts != self._hosts:
+            self._hosts = hosts
+            self._seconds.clear()
         self._next = first and 0 <= _into(steps) < measuring.STEPS
         self._fresh = True
         if self._next and not self._hooks:
@@ -178,12 +183,13 @@ class Planner:
             steps: in parts so far.
             hosts: ranks now.
         """
-        if self._measured.steps < measuring.STEPS:
+        settled = len(self._seconds) >= SETTLED
+        if self._measured.steps < measuring.STEPS or not (settled or self._review.plan is None):
             return None
         timing, line, rest = self._measured.work_out()
         self._measured.clear()
         took = None
-        if len(self._seconds) >= SETTLED:
+        if settled:
             took = median(self._seconds) - rest
             line = calibrated(timing, line, shares.parts(timing), shares.channels, took)
         self._seconds.clear()

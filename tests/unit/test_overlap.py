@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from nicps.errors import JobFailed, UsageProblem  # noqa: E402
 from nicps.torch import elastic, overlap  # noqa: E402
+from nicps.torch.planner import Planner  # noqa: E402
 from tests.overlapped import (  # noqa: E402
     Slow,
     adam,
@@ -358,6 +359,25 @@ def test_the_first_steps_are_measured_and_their_plan_is_agreed_on(group: Slow) -
     train(plain, other, 10)
     assert bits(model) == bits(plain)
     assert {*dict(handle.plan).values()} <= {0, 1}
+
+
+def test_a_plan_is_judged_once_it_has_settled(group: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the steps that made it, after thirty more, and every hundred; the weights stay those of plain DDP."""
+    propose, proposed = Planner.propose, dict[int, Any]()
+
+    def noted(planner: Planner, shares: Any, steps: int, hosts: int) -> Any:
+        proposed[steps] = propose(planner, shares, steps, hosts)
+        return proposed[steps]
+
+    monkeypatch.setattr(Planner, "propose", noted)
+    model, optimizer = made(sgd)
+    plain, other = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(channels=2))
+    train(model, optimizer, 120)
+    train(plain, other, 120)
+    assert bits(model) == bits(plain)
+    assert list(proposed) == [7, 35, 107] and None not in proposed.values()
+    assert handle.figures.predicted_seconds == round(proposed[107].seconds, 6)
 
 
 def test_cuts_by_hand_are_kept(group: Slow) -> None:

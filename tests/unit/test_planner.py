@@ -160,6 +160,19 @@ def settle(planner: Planner, step: int, seconds: float) -> None:
         planner.note_step(seconds)
 
 
+def test_steps_with_other_hosts_do_not_count() -> None:
+    """A plan that was made for two hosts is judged by twenty steps with three."""
+    parts = parts_of()
+    planner = Planner(parts, 4, None)
+    train(planner, parts, 4)
+    planner.enter(parts.replanned(planner.propose(5, 2)))
+    settle(planner, 6, 1.05)
+    for step in range(26, 26 + SETTLED):
+        assert not planner.measures(step, 3)
+        planner.note_step(1.05)
+    assert planner.measures(26 + SETTLED, 3)
+
+
 # ---- when it is made again
 
 SLOW, FAST = Plan((10,), (0,), 1.0, 1.0), Plan((4, 10), (1, 0), 0.9, 1.0)
