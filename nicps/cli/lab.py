@@ -100,14 +100,14 @@ def add_parser(subparsers: Any) -> None:
         command = _add(commands, name, _signal, text)
         _add_hosts(command)
         parts = command.add_mutually_exclusive_group()
-        for part, what in (("agent", "agents"), ("trainer", "what agents have started")):
+        for part, what in (("agent", "the agents"), ("trainer", "what agents have started")):
             parts.add_argument(
                 f"--{part}",
                 dest="part",
                 action="store_const",
                 const=part,
                 default="both",
-                help=f"only the {what}",
+                help=f"only {what}",
             )
 
     command = _add(commands, "start", _start, "start a switch that adds again, as it was started")

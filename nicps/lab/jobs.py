@@ -154,14 +154,17 @@ def run_job(settings: RunSettings) -> Outcome:
         if agents and isinstance(error, Exception):
             _print_line(f"the agents' logs and files are in {work}")
         else:
+            if settings.script is not None:
+                _keep_parts(work, settings.runs.resolve())
             shutil.rmtree(work, ignore_errors=True)
         raise
+    folder = _folder(outcome.result or {})
     if outcome.exit_code == UsageProblem.exit_code and outcome.result is None:
         shutil.rmtree(work, ignore_errors=True)  # it was refused, so there are no results
-    elif outcome.exit_code:
+    elif outcome.exit_code and (settings.script is None or folder is None):
         _print_line(f"the agents' logs and files are in {work}")
     else:
-        _keep_logs(work, outcome.result or {})
+        _keep_logs(work, folder, parts=settings.script is not None)
     return outcome
 
 
@@ -329,20 +332,34 @@ def _mode(modes: set[str | None]) -> str:
     return "native" if modes == {"native"} else "generic"
 
 
-def _keep_logs(work: Path, result: Mapping[str, Any]) -> None:
+def _folder(result: Mapping[str, Any]) -> Path | None:
+    """Where the results are on h1; None: there are none."""
     report, left = result.get("report"), result.get("folder")
-    folder = Path(report).parent if isinstance(report, str) else Path(str(left))
-    if (report or left) and folder.is_dir():
+    found = Path(report).parent if isinstance(report, str) else Path(str(left))
+    return found if (report or left) and found.is_dir() else None
+
+
+def _keep_logs(work: Path, folder: Path | None, *, parts: bool) -> None:
+    """Move the agents' logs to the results, and what else the hosts have there, if each has a part of its own."""
+    if folder is not None:
         if (said := work / "switch.log").exists():
             shutil.move(said, folder / said.name)
-        if "exit_codes" in result:  # of a script's run each host has its own part
-            for kept in work.glob(f"*/runs/{folder.name}/*"):
-                shutil.move(kept, folder / kept.name)
+        for kept in work.glob(f"*/runs/{folder.name}/*") if parts else ():
+            shutil.move(kept, folder / kept.name)
         for log in work.glob("*/agent.log"):
             target = folder / log.parent.name
             target.mkdir(exist_ok=True)
             shutil.move(log, target / log.name)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _keep_parts(work: Path, runs: Path) -> None:
+    """Move what the hosts have kept of a script's run that was ended to the folder where h1 has its part."""
+    folders = [path for path in runs.iterdir() if [*work.glob(f"*/runs/{path.name}")]]
+    for folder in folders:
+        for kept in work.glob(f"*/runs/{folder.name}/*"):
+            shutil.move(kept, folder / kept.name)
+        _print_line(f"what each host has kept is in {folder}")
 
 
 def _print_line(text: str) -> None:

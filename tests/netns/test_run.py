@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,9 +261,35 @@ dist.destroy_process_group()
     ranks = ", ".join(result["exit_codes"])  # hosts by rank
     lost = f"2 files that scripts wrote outside of out/ went with the folder on {ranks}: lost.txt;"
     assert lost in done.stderr
-    if code == 0:
-        left = Path(result["folder"]).glob("h*/out/rank")
-        assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"
+    left = Path(result["folder"]).glob("h*/out/rank")
+    assert {path.read_text() for path in left} == {"0", "1"}, "of all hosts"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [result["job_id"]]
+
+
+def test_what_is_left_in_a_lab_after_ctrl_c(tmp_path: Path) -> None:
+    """Of all hosts, in one folder, which the last line names."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "waits.py").write_text(
+        "import os, time\n"
+        "open('out/rank', 'w').write(os.environ['RANK'])\n"
+        "print('written', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    command = nicps_command(
+        *("lab", "run", "--script", str(tmp_path / "waits.py"), "--hosts", "2"),
+        *("--runs", str(tmp_path / "runs")),
+    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline().endswith("written\n")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {path.read_text() for path in folder.glob("h*/out/rank")} == {"0", "1"}
+    assert err.splitlines()[-1] == f"nicps: what each host has kept is in {folder}"
 
 
 @pytest.mark.long
