@@ -179,7 +179,7 @@ def lightning(*, saves: bool = False, by_hand: bool = False, **options: Any) -> 
 
 def transformers(*, saves: bool = False, every: int = 1, **options: Any) -> Run:
     """A run with these features."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Loss(nn.Module):
         def __init__(self, model: nn.Module) -> None:
@@ -227,6 +227,7 @@ def transformers(*, saves: bool = False, every: int = 1, **options: Any) -> Run:
             trainer = Trainer(
                 model=Loss(model), args=settings, train_dataset=Rows(), callbacks=[Begins()]
             )
+            trainer.remove_callback(PrinterCallback)  # stdout has lines of JSON only
             trainer.train()
             kept: list[torch.Tensor] = []
             if saves and dist.get_rank() == 0:
