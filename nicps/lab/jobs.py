@@ -155,16 +155,17 @@ def run_job(settings: RunSettings) -> Outcome:
             _print_line(f"the agents' logs and files are in {work}")
         else:
             if settings.script is not None:
-                _keep_parts(work, settings.runs.resolve())
+                for folder in _gather(work, settings.runs.resolve()):
+                    _print_line(f"what each host has kept is in {folder}")
             shutil.rmtree(work, ignore_errors=True)
         raise
-    folder = _folder(outcome.result or {})
+    results = _folder(outcome.result or {})
     if outcome.exit_code == UsageProblem.exit_code and outcome.result is None:
         shutil.rmtree(work, ignore_errors=True)  # it was refused, so there are no results
-    elif outcome.exit_code and (settings.script is None or folder is None):
+    elif outcome.exit_code and (settings.script is None or results is None):
         _print_line(f"the agents' logs and files are in {work}")
     else:
-        _keep_logs(work, folder, parts=settings.script is not None)
+        _keep_logs(work, results, parts=settings.script is not None)
     return outcome
 
 
@@ -344,8 +345,8 @@ def _keep_logs(work: Path, folder: Path | None, *, parts: bool) -> None:
     if folder is not None:
         if (said := work / "switch.log").exists():
             shutil.move(said, folder / said.name)
-        for kept in work.glob(f"*/runs/{folder.name}/*") if parts else ():
-            shutil.move(kept, folder / kept.name)
+        if parts:
+            _gather(work, folder.parent, folder.name)
         for log in work.glob("*/agent.log"):
             target = folder / log.parent.name
             target.mkdir(exist_ok=True)
@@ -353,13 +354,14 @@ def _keep_logs(work: Path, folder: Path | None, *, parts: bool) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _keep_parts(work: Path, runs: Path) -> None:
-    """Move what the hosts have kept of a script's run that was ended to the folder where h1 has its part."""
-    folders = [path for path in runs.iterdir() if [*work.glob(f"*/runs/{path.name}")]]
-    for folder in folders:
-        for kept in work.glob(f"*/runs/{folder.name}/*"):
-            shutil.move(kept, folder / kept.name)
-        _print_line(f"what each host has kept is in {folder}")
+def _gather(work: Path, runs: Path, name: str = "*") -> list[Path]:
+    """Move what the other hosts have kept of runs with such a name to h1's folders of results; these, if any."""
+    parts = sorted(work.glob(f"*/runs/{name}/*"))
+    folders = {part: runs / part.parent.name for part in parts}
+    for part, folder in folders.items():
+        folder.mkdir(exist_ok=True)  # h1 may have kept nothing
+        shutil.move(part, folder / part.name)
+    return sorted(set(folders.values()))
 
 
 def _print_line(text: str) -> None:
