@@ -9,6 +9,7 @@ rounds out one after the other, so that each has the line alone: a round waits f
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -24,6 +25,7 @@ _UNEQUAL = (
     1.5  # largest to smallest round, from which on a line through them tells latency and pace apart
 )
 SETTLED = 20  # steps until a plan is judged
+_LAST = 100  # steps, at most, whose median is a step's time
 _REST = 100  # steps from one judgement to the next measurement
 _OFF = 0.15  # a step this far from its prediction is measured again
 _BETTER = 1.02  # by so much another plan must be better than the one in force
@@ -204,18 +206,54 @@ def _line(rounds: Sequence[tuple[int, float]], answer: float, update: float) -> 
     return Line(2 * answer, whole / sum(sizes), update)
 
 
+class StepTimes:
+    """How long the last steps took, with the same parts and as many members."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_LAST)
+        self._hosts = 0
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def note(self, seconds: float) -> None:
+        """A step took so long."""
+        self._seconds.append(seconds)
+
+    def clear(self) -> None:
+        """Other parts are in force."""
+        self._seconds.clear()
+
+    def follow(self, hosts: int) -> bool:
+        """So many members there are now. Whether there were others before, so that what was measured does not count."""
+        changed = self._hosts not in (0, hosts)
+        if changed:
+            self.clear()
+        self._hosts = hosts
+        return changed
+
+    @property
+    def middle(self) -> float:
+        """Their median, in seconds."""
+        return median(self._seconds)
+
+    @property
+    def settled(self) -> bool:
+        """A plan can be judged by them."""
+        return len(self) >= SETTLED
+
+
 @dataclass(slots=True)
 class Review:
     """When the lead measures again, and whether another plan takes the place of the one in force.
 
-    Attributes: `plan`, None before there is one; `hosts`, that it was made for; `since`, the step that it is in force
-    from; `judged`, the step of the last measurement at which it was known how long its steps take; `seen`, plans that
-    were in force, with the seconds that their steps took.
+    Attributes: `plan`, None before there is one; `hosts`, that it was made for; `judged`, the step of the last
+    measurement at which it was known how long its steps take; `seen`, plans that were in force, with the seconds that
+    their steps took.
     """
 
     plan: Plan | None = None
     hosts: int = 0
-    since: int = 0
     judged: int | None = None
     seen: dict[tuple[Sequence[int], ...], Plan] = field(default_factory=dict)
 
@@ -228,8 +266,6 @@ class Review:
         """
         if self.plan is None:
             return True
-        if step - self.since < SETTLED:
-            return False
         if self.judged is not None and step - self.judged < _REST:
             return False
         off = abs(seconds - self.plan.seconds) > _OFF * self.plan.seconds
@@ -261,5 +297,5 @@ class Review:
         )
         if self.plan.seconds < best.seconds * _BETTER:
             return None
-        self.plan, self.since = best, step
+        self.plan = best
         return best

@@ -7,13 +7,11 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from nicps import measuring, need_first
-from nicps.measuring import SETTLED, Measured, Review
+from nicps.measuring import Measured, Review, StepTimes
 from nicps.need_first import Part, Plan, Timing
 from trainer.percents import percents
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from nicps.flows import Times
     from trainer.flows import Parts, Piece
 
-_LAST = 100  # steps, whose median is a step's time
 _LEAST_LEFT = 20  # steps, or a plan does not pay any more
 
 
@@ -38,11 +35,9 @@ class Planner:
 
     def __init__(self, parts: Parts, channels: int, rounds: int | None) -> None:
         self._parts, self._channels, self._rounds = parts, channels, rounds
-        self._hosts = 0
         self._review = Review()
         self._measured = Measured(parts.sizes, parts.width)
-        #: Of the last steps with these parts and so many hosts.
-        self._seconds: deque[float] = deque(maxlen=_LAST)
+        self._times = StepTimes()
         self._rest = 0.0
         self.predicted: float | None = None
         # Rounds of the plan that was proposed last, and seconds of a step with it.
@@ -59,7 +54,7 @@ class Planner:
             self.predicted = seconds if parts.fragments == rounds else None
             self._parts = parts
             self._measured.clear()
-            self._seconds.clear()
+            self._times.clear()
 
     def measures(self, trained: int, hosts: int) -> bool:
         """Whether the step that begins is measured.
@@ -68,16 +63,15 @@ class Planner:
             trained: steps before it.
             hosts: members now.
         """
-        if self._hosts not in (0, hosts):
-            self._seconds.clear()
-        self._hosts = hosts
+        if self._times.follow(hosts):
+            self._measured.clear()
         left = _LEAST_LEFT if self._rounds is None else self._rounds - trained
         if left < _LEAST_LEFT and not self._measured.steps:
             return False
         # The first step of a phase has more to do than others. A plan is judged by many.
-        if len(self._seconds) < (1 if self._review.plan is None else SETTLED):
+        if not (self._times.settled or (self._times and self._review.plan is None)):
             return False
-        return self._review.asks(trained, hosts, median(self._seconds) - self._rest)
+        return self._review.asks(trained, hosts, self._times.middle - self._rest)
 
     def begin_backward(self, now: float, *, measures: bool) -> None:
         """As `Measured`."""
@@ -109,7 +103,7 @@ class Planner:
 
     def note_step(self, seconds: float) -> None:
         """A step took so long."""
-        self._seconds.append(seconds)
+        self._times.note(seconds)
 
     # ---- the plan
 
@@ -129,8 +123,8 @@ class Planner:
         grain = parts.fragment_bytes
         cut, channels = self._in_force(timing)
         took = None
-        if len(self._seconds) >= SETTLED:
-            took = median(self._seconds) - self._rest
+        if self._times.settled:
+            took = self._times.middle - self._rest
             line = need_first.calibrated(timing, line, cut, channels, took)
         plan = need_first.plan_for(
             timing,

@@ -8,23 +8,22 @@ steps. After them all ranks agree on what it proposes, at the end of the same st
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 from torch import nn
 
 from nicps import measuring
-from nicps.measuring import SETTLED, Measured, Review
+from nicps.measuring import SETTLED, Measured, Review, StepTimes
 from nicps.need_first import MOST_ROUNDS, calibrated, plan_for
 from nicps.torch.flowing import Times
 from nicps.torch.shares import Shares, least_parts
 
 _FIRST = 2  # steps that are not measured: they have more to do than others
-_SECOND = _FIRST + measuring.STEPS + SETTLED + 4  # from this step on once more
+#: From this step on once more: by then as many steps as judge the shares were not measured.
+_SECOND = _FIRST + measuring.STEPS + SETTLED + 4
 _EVERY = 100  # steps from one measurement to the next
 
 
@@ -73,9 +72,7 @@ class Planner:
         self._in_forward = False
         self._before = (0.0, 0.0)  # `spent`, as that began
         self._begun: float | None = None  # when the last backward pass did
-        self._hosts = 0
-        #: Of the last steps with these shares and so many ranks that were not measured.
-        self._seconds: deque[float] = deque(maxlen=_EVERY)
+        self._times = StepTimes()  # of steps that were not measured
         self._needed: dict[int, float] = {}
         self._hooks: list[Any] = []
 
@@ -93,9 +90,8 @@ class Planner:
             hosts: ranks now.
             first: this is the lowest rank.
         """
-        if hosts != self._hosts:
-            self._hosts = hosts
-            self._seconds.clear()
+        if self._times.follow(hosts):
+            self._measured.clear()
         self._next = first and 0 <= _into(steps) < measuring.STEPS
         self._fresh = True
         if self._next and not self._hooks:
@@ -161,7 +157,7 @@ class Planner:
         if begins:
             now = self._clock()
             if self._begun is not None and not self._now:
-                self._seconds.append(now - self._begun)
+                self._times.note(now - self._begun)
             self._measured.begin_backward(now, measures=self._next)
             self._now, self._begun = self._next, now
 
@@ -172,7 +168,7 @@ class Planner:
         self.stop()
         self._measured.clear()
         self._begun = None
-        self._seconds.clear()
+        self._times.clear()
         self._part_sizes = shares.sizes(self._sizes)
 
     def propose(self, shares: Shares, steps: int, hosts: int) -> Proposal | None:
@@ -183,16 +179,17 @@ class Planner:
             steps: in parts so far.
             hosts: ranks now.
         """
-        settled = len(self._seconds) >= SETTLED
-        if self._measured.steps < measuring.STEPS or not (settled or self._review.plan is None):
+        if self._measured.steps < measuring.STEPS:
             return None
         timing, line, rest = self._measured.work_out()
         self._measured.clear()
         took = None
-        if settled:
-            took = median(self._seconds) - rest
+        if self._times.settled:
+            took = self._times.middle - rest
             line = calibrated(timing, line, shares.parts(timing), shares.channels, took)
-        self._seconds.clear()
+        elif self._review.plan is not None:  # ranks were lost, or came, a moment ago
+            return None
+        self._times.clear()
         count = min(self._channels, len(self._sizes))
         plan = plan_for(
             timing,
