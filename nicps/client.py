@@ -116,6 +116,7 @@ class Session:
         digest: str,
         *,
         residual: F32 | None = None,
+        settle: Callable[[], object] | None = None,
         plan: Sequence[shared_form.ChannelPlan] = (),
     ) -> None:
         """The model is built: `lanes` float32 a round, and a digest that must be the same on all members.
@@ -125,6 +126,7 @@ class Session:
         Args:
             residual: of a job whose steps take several rounds (`nicps.steps`): float32 (n,), which the program writes.
                 In a job that is resumed it gets what this host has kept.
+            settle: called before that is read or replaced, between steps: brings it up to date.
             plan: of a job whose steps have one (`priorities`), with a residual: the first one. `lanes` are those of the
                 largest round of channel 0 then.
 
@@ -147,7 +149,7 @@ class Session:
         if planned:
             shared = self.number, self._memory.rounds, self._talk.mail, self._send
             self.channels = Channels(*shared, lambda: self._standing.due, self._forget_state)
-        self._residual = ResidualFile(left, kept, self.workdir)
+        self._residual = ResidualFile(left, kept, self.workdir, settle)
         if message.state and (dropped := self._residual.take(files[0], message.state)):
             self._send(shared_form.Residual(dropped))
 
@@ -183,8 +185,7 @@ class Session:
     def loaded(self, number: int, digest: str) -> None:
         """The phase's state file has been read; `digest` is of the state that this member has now."""
         assert self._residual is not None, "call ready() first"
-        self._residual.residual.forget()
-        self._residual.state = digest
+        self._residual.forget(digest)
         self._shared().forget()
         self._decisions.forget()
         self._send(shared_form.Loaded(number, digest))

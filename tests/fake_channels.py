@@ -164,11 +164,12 @@ class PlannedSession(FakeSession):
         digest: str,
         *,
         residual: np.ndarray | None = None,
+        settle: Callable[[], object] | None = None,
         plan: Sequence[shared_form.ChannelPlan] = (),
     ) -> None:
         self.network.plan = tuple(plan)
         self.channels = FakeChannels(self)
-        super().ready(lanes, digest, residual=residual)
+        super().ready(lanes, digest, residual=residual, settle=settle)
 
     def closed(self, round_: int) -> bool:
         with self.network.changed:

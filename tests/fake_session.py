@@ -221,7 +221,14 @@ class FakeSession:
     def lead(self) -> bool:
         return self.network.lead == self.number
 
-    def ready(self, lanes: int, digest: str, *, residual: np.ndarray | None = None) -> None:
+    def ready(
+        self,
+        lanes: int,
+        digest: str,
+        *,
+        residual: np.ndarray | None = None,
+        settle: Callable[[], object] | None = None,
+    ) -> None:
         self.residual = residual
         with self.network.changed:
             self.network.ready[self.number] = lanes, digest

@@ -82,7 +82,8 @@ class AsFactors:
 
     def ready(self, digest: str) -> None:
         """As `Exchanger`."""
-        self._session.ready(self._factors.room, digest, residual=self._factors.error)
+        factors = self._factors
+        self._session.ready(factors.room, digest, residual=factors.error, settle=factors.settle)
 
     def begin(self, phase: Phase, round_: int) -> None:
         """Nothing goes out before the gradient is whole."""

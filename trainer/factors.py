@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,8 @@ F32 = npt.NDArray[np.float32]
 class Factors:
     """The parameters that are exchanged as factors, and what a member keeps of them from step to step.
 
-    Attributes: `error`, float32 (n,): what has not been applied yet of this member's gradients; `room`, numbers of a
-    round at most.
+    Attributes: `error`, float32 (n,): what has not been applied yet of this member's gradients, as of the last
+    `settle`; `room`, numbers of a round at most.
 
     Args:
         layout: of the vector.
@@ -56,14 +55,19 @@ class Factors:
         self._matrices: list[Matrix] = []
         at = 0
         for number, (rows, columns) in enumerate(shapes):
-            matrix, size = Matrix(rows, columns, rank, number), rows * columns
-            matrix.error = torch.from_numpy(self.error[at : at + size]).view(rows, columns)
-            self._matrices.append(matrix)
+            size = rows * columns
+            error = torch.from_numpy(self.error[at : at + size]).view(rows, columns)
+            self._matrices.append(Matrix(rows, columns, rank, number, error))
             at += size
         accelerate(self._matrices)
         others = sum(place.stop - place.start for place in self._rest)
         first = rank * sum(rows for rows, _ in shapes)
         self.room = room_of(first, rank * sum(columns for _, columns in shapes) + others)
+
+    def settle(self) -> None:
+        """Bring `error` up to date, between steps."""
+        for matrix in self._matrices:
+            matrix.settle()
 
     def exchange(self, vector: F32, out: F32, add: Callable[[F32, str], F32]) -> None:
         """Exchange this member's vector, float32 (lanes,): the sum over the members, as far as its factors hold it.
@@ -77,8 +81,9 @@ class Factors:
             (matrix, torch.from_numpy(out[place]).view(shape))
             for matrix, (_, place, shape) in zip(self._matrices, self._places, strict=True)
         ]
-        rest = [out[place] for place in self._rest]
-        exchange(matrices, rest, partial(add, what="P"), partial(add, what="Q"))
+        rest = [(out[place], np.zeros_like(out[place])) for place in self._rest]
+        # Sums of 32 bits: what rounding leaves over of them is not kept.
+        exchange(matrices, rest, lambda p: add(p, "P"), lambda q, _: add(q, "Q"))
 
     # ---- with the state: what all members have alike
 

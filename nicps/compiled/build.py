@@ -114,8 +114,11 @@ def compiled(loops: Sequence[Loop]) -> bytes:
         ImportError: numba is not installed, or does not fit NumPy.
         ValueError: the code needs more than can be linked.
     """
+    import llvmlite.binding as llvm
     import numba
 
+    # No loop becomes a call of memset or memcpy: these are not in the code.
+    llvm.set_option("nicps", "-disable-loop-idiom-all")
     code, entries = b"", []
     for loop in loops:
         linked, entry = elf.link(_object(numba, loop))

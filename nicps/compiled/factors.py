@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loops of `nicps.torch.factors`, which visit a matrix once where PyTorch's operations do so several times:
-`python -m nicps.compiled.factors FD` writes their machine code to that file.
+`python -m nicps.compiled.factors FD RANK` writes their machine code to that file.
 
-Factors are (rank, rows) and (rank, columns). Two of their columns are taken at a time, while a row of the matrix is in
-the cache.
+Factors are (rank, rows) and (rank, columns). The rank is a constant of the code, so that the compiler unrolls what is
+done for each of its columns.
 """
 
 from __future__ import annotations
@@ -21,34 +21,55 @@ F32 = npt.NDArray[np.float32]
 P: TypeAlias = Any  # a pointer
 
 _N = np.float32
-#: rank, rows, columns
-_SIZES: Kinds = (int, int, int)
-_KINDS: tuple[Kinds, ...] = ((_N, _N, _N, _N, *_SIZES), (_N, _N, _N, _N, _N, *_SIZES))
+_OFF: Kinds = (_N, _N, _N, _N, int, int)
+_PROJECT: Kinds = (_N, _N, _N, _N, _N, _N, _N, _N, int, int, int)
+_RESULT: Kinds = (_N, _N, _N, _N, int, int, int)
+_LINE = 16  # numbers in a line of the cache
 
 
 class FactorLoops:
-    """All arrays are float32 without gaps, of one matrix (rows, columns).
+    """All arrays are float32 without gaps, of one matrix (rows, columns) and its factors.
 
     Raises:
         Exception: they cannot be made here; which one depends on numba.
     """
 
-    def __init__(self) -> None:
-        module = sys.modules[__name__]
-        self._project, self._apply = functions("factors", module, _KINDS, None)
+    def __init__(self, rank: int) -> None:
+        module, kinds = sys.modules[__name__], (_PROJECT, _RESULT, _OFF)
+        name = f"factors-{rank}"
+        self._project, self._result, self._off = functions(name, module, kinds, rank, rank)
 
-    def project(self, value: F32, error: F32, start: F32, left: F32) -> None:
-        """Add the error to `value` in place, and write P = `value` Q, (rank, rows), to `left`; `start` is Q."""
-        numbers = _addresses(value, error, start, left)
-        self._project(*numbers, len(start), *value.shape)
+    def project(
+        self, gradient: F32, visited: F32, left: F32, right: F32, out: F32, start: F32, found: F32
+    ) -> None:
+        """The first visit.
 
-    def apply(self, value: F32, error: F32, left: F32, own: F32, mean: F32) -> None:
-        """Make the error what P Q^T of this member's own Q lacks of `value`, and `value` P Q^T of the mean Q.
-
-        The products are added in the order of the rank's columns, each rounded once.
+        Args:
+            visited, left, right: the error is what P Q^T of these factors lacks of `visited`.
+            out: where error and gradient together go.
+            start, found: Q, and where P of `out` goes, (rank, rows).
         """
-        numbers = _addresses(value, error, left, own, mean)
-        self._apply(*numbers, len(left), *value.shape)
+        row = _row(out)
+        given = _addresses(gradient, visited, left, right, out, row, start, found)
+        self._project(*given, *out.shape, _begun(out))
+
+    def result(self, left: F32, right: F32, out: F32) -> None:
+        """P Q^T to `out`. The products are added in the order of the rank's columns, each rounded once."""
+        row = _row(out)
+        self._result(*_addresses(left, right, out, row), *out.shape, _begun(out))
+
+    def take_off(self, visited: F32, left: F32, right: F32, out: F32) -> None:
+        """The error that `project` adds, to `out`, which may be `visited`."""
+        self._off(*_addresses(visited, left, right, out), *out.shape)
+
+
+def _row(matrix: F32) -> F32:
+    return np.empty(matrix.shape[1], np.float32)
+
+
+def _begun(array: F32) -> int:
+    """Numbers of a line of the cache that are in front of it."""
+    return array.ctypes.data // array.itemsize % _LINE
 
 
 def _addresses(*arrays: F32) -> list[int]:
@@ -61,70 +82,149 @@ def _addresses(*arrays: F32) -> list[int]:
 # ---- what is compiled
 
 
-def loops() -> list[Loop]:
-    """`project` and `apply`. P of a member's own may be added up in any order, and the rest may not."""
+def loops(rank: int) -> list[Loop]:
+    """As `FactorLoops` has them. P of a member's own may be added up in any order, and the rest may not."""
     import numba
 
-    carray, freedom = numba.carray, frozenset({"reassoc", "contract"})
-    return [Loop(_project(carray), _KINDS[0], freedom), Loop(_apply(carray), _KINDS[1])]
+    rest, stores = _rest(numba, rank), _stores(numba)
+    return [
+        Loop(_project(numba.carray, rank, rest, _dot(numba), *stores), _PROJECT),
+        Loop(_result(numba.carray, rank, *stores), _RESULT),
+        Loop(_off(numba.carray, rank, rest), _OFF),
+    ]
 
 
-def _project(carray: Any) -> Callable[..., None]:
+def _project(
+    carray: Any, rank: int, rest: Any, dot: Any, store: Any, end_stores: Any
+) -> Callable[..., None]:
     def project(
-        value_: P, error_: P, start_: P, left_: P, rank: int, rows: int, columns: int
+        gradient_: P,
+        visited_: P,
+        left_: P,
+        right_: P,
+        out_: P,
+        row_: P,
+        start_: P,
+        found_: P,
+        rows: int,
+        columns: int,
+        begun: int,
     ) -> None:
-        values, errors = carray(value_, (rows, columns)), carray(error_, (rows, columns))
-        start, left = carray(start_, (rank, columns)), carray(left_, (rank, rows))
+        gradient, visited = carray(gradient_, (rows, columns)), carray(visited_, (rows, columns))
+        left, right = carray(left_, (rank, rows)), carray(right_, (rank, columns))
+        start, found = carray(start_, (rank, columns)), carray(found_, (rank, rows))
+        row = carray(row_, (columns,))
         for i in range(rows):
-            value, error, first = values[i], errors[i], start[0]
-            total = np.float32(0)
             for k in range(columns):
-                here = value[k] + error[k]
-                value[k] = here
-                total += here * first[k]
-            left[0, i] = total
-            for r in range(1, rank, 2):
-                first, second = start[r], start[min(r + 1, rank - 1)]
-                total, other = np.float32(0), np.float32(0)
-                for k in range(columns):
-                    total += value[k] * first[k]
-                    other += value[k] * second[k]
-                left[r, i] = total
-                left[min(r + 1, rank - 1), i] = other
+                row[k] = gradient[i, k] + rest(visited, left, right, i, k)
+            store(out_, i * columns, row_, columns, begun)
+            for r in range(rank):
+                found[r, i] = dot(row, start[r])
+        end_stores()
 
     return project
 
 
-def _apply(carray: Any) -> Callable[..., None]:
-    def apply(
-        value_: P, error_: P, left_: P, own_: P, mean_: P, rank: int, rows: int, columns: int
-    ) -> None:
-        values, errors = carray(value_, (rows, columns)), carray(error_, (rows, columns))
-        left = carray(left_, (rank, rows))
-        own, mean = carray(own_, (rank, columns)), carray(mean_, (rank, columns))
-        odd = rank % 2
+def _result(carray: Any, rank: int, store: Any, end_stores: Any) -> Callable[..., None]:
+    def result(left_: P, right_: P, out_: P, row_: P, rows: int, columns: int, begun: int) -> None:
+        left, right = carray(left_, (rank, rows)), carray(right_, (rank, columns))
+        row = carray(row_, (columns,))
         for i in range(rows):
-            value, error = values[i], errors[i]
-            if odd:
-                a, first, new = left[0, i], own[0], mean[0]
-                for k in range(columns):
-                    error[k] = value[k] - a * first[k]
-                    value[k] = a * new[k]
-            else:
-                a, first, new = left[0, i], own[0], mean[0]
-                b, second, newer = left[1, i], own[1], mean[1]
-                for k in range(columns):
-                    error[k] = (value[k] - a * first[k]) - b * second[k]
-                    value[k] = a * new[k] + b * newer[k]
-            for r in range(2 - odd, rank, 2):
-                a, first, new = left[r, i], own[r], mean[r]
-                b, second, newer = left[r + 1, i], own[r + 1], mean[r + 1]
-                for k in range(columns):
-                    error[k] = (error[k] - a * first[k]) - b * second[k]
-                    value[k] = (value[k] + a * new[k]) + b * newer[k]
+            for k in range(columns):
+                total = left[0, i] * right[0, k]
+                for r in range(1, rank):
+                    total = total + left[r, i] * right[r, k]
+                row[k] = total
+            store(out_, i * columns, row_, columns, begun)
+        end_stores()
 
-    return apply
+    return result
+
+
+def _off(carray: Any, rank: int, rest: Any) -> Callable[..., None]:
+    def off(visited_: P, left_: P, right_: P, out_: P, rows: int, columns: int) -> None:
+        visited, out = carray(visited_, (rows, columns)), carray(out_, (rows, columns))
+        left, right = carray(left_, (rank, rows)), carray(right_, (rank, columns))
+        for i in range(rows):
+            for k in range(columns):
+                out[i, k] = rest(visited, left, right, i, k)
+
+    return off
+
+
+def _rest(numba: Any, rank: int) -> Any:
+    """What P Q^T lacks of a number."""
+
+    def rest(visited: Any, left: Any, right: Any, i: int, k: int) -> Any:
+        here = visited[i, k]
+        for r in range(rank):
+            here = here - left[r, i] * right[r, k]
+        return here
+
+    return numba.njit(error_model="numpy")(rest)
+
+
+def _dot(numba: Any) -> Any:
+    def dot(one: Any, other: Any) -> Any:
+        total = np.float32(0)
+        for k in range(len(one)):
+            total += one[k] * other[k]
+        return total
+
+    return numba.njit(error_model="numpy", fastmath={"reassoc", "contract"})(dot)
+
+
+def _stores(numba: Any) -> tuple[Any, Any]:
+    """A function that stores a row from a number on, and what comes after the last one.
+
+    Whole lines of the cache go past it: an ordinary store would have each of them read from memory first.
+    """
+    store_line, end_stores = _past_the_cache(numba)
+
+    def store(to: Any, at: int, row: Any, columns: int, begun: int) -> None:
+        first = min(-(begun + at) % _LINE, columns)
+        last = first + (columns - first) // _LINE * _LINE
+        for k in range(first):
+            to[at + k] = row[k]
+        for k in range(first, last, _LINE):
+            store_line(to, at + k, row, k)
+        for k in range(last, columns):
+            to[at + k] = row[k]
+
+    return numba.njit(error_model="numpy")(store), end_stores
+
+
+def _past_the_cache(numba: Any) -> tuple[Any, Any]:
+    """Two functions for loops.
+
+    The first, `(to, at, source, first)`, stores the numbers of `source` from `first` on in a line of the cache, `to`
+    from `at` on, without reading it. The second lets other threads see such stores.
+    """
+    from llvmlite import ir
+
+    line, nothing = ir.VectorType(ir.FloatType(), _LINE), ir.FunctionType(ir.VoidType(), [])
+
+    def store_line(_: Any, to: Any, at: Any, source: Any, first: Any) -> Any:
+        def generate(context: Any, builder: Any, _: Any, given: Any) -> Any:
+            to, at, source, first = given
+            numbers = builder.bitcast(builder.gep(source, [first]), line.as_pointer())
+            place = builder.bitcast(builder.gep(to, [at]), line.as_pointer())
+            stored = builder.store(builder.load(numbers, align=4), place, align=4 * _LINE)
+            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+            return context.get_dummy_value()
+
+        return numba.types.void(to, at, source, first), generate
+
+    def end_stores(_: Any) -> Any:
+        def generate(context: Any, builder: Any, *_: Any) -> Any:
+            fence = builder.module.declare_intrinsic("llvm.x86.sse.sfence", fnty=nothing)
+            builder.call(fence, [])
+            return context.get_dummy_value()
+
+        return numba.types.void(), generate
+
+    return numba.extending.intrinsic(store_line), numba.extending.intrinsic(end_stores)
 
 
 if __name__ == "__main__":
-    write(loops())
+    write(loops(int(sys.argv[2])))

@@ -18,6 +18,7 @@ import math
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,21 @@ _FORMAT, _VERSION = "nicps-residual", 1
 class ResidualFile:
     """The residual of one training program's session, in its working folder.
 
+    Args:
+        settle: called before the residual is read or replaced: brings it up to date.
+
     Attributes: `residual`; `state`, the digest of the state that it belongs to, "" if that is not known.
     """
 
-    def __init__(self, residual: Residual, lanes: int, folder: str) -> None:
+    def __init__(
+        self,
+        residual: Residual,
+        lanes: int,
+        folder: str,
+        settle: Callable[[], object] | None = None,
+    ) -> None:
         self.residual = residual
+        self._settle = settle or (lambda: None)
         self.state = ""
         self._lanes, self._path = lanes, Path(folder, NAME)
         self._round = 0  # the last one that was applied
@@ -56,6 +67,7 @@ class ResidualFile:
 
     def keep(self) -> str:
         """Write it; an error in one line, or ""."""
+        self._settle()
         try:
             kept, limit = self.residual.kept[: self._lanes], self.residual.limit
             write(self._path, kept, self.state, self._round, limit)
@@ -67,11 +79,18 @@ class ResidualFile:
     def take(self, fd: int, state: str) -> str:
         """Go on with what this host has kept; an error in one line, or ""."""
         self.state = state
+        self._settle()
         try:
             self.residual.take(*read(fd, self._lanes, state))
         except JobFailed as error:
             return f"this host's residual is dropped, and rounding errors begin at zero: {error}"
         return ""
+
+    def forget(self, state: str) -> None:
+        """Another state has been read, of which nothing is left over here."""
+        self._settle()
+        self.residual.forget()
+        self.state = state
 
 
 def write(path: Path, values: F32, state: str, round_: int, limit: float = math.inf) -> None:

@@ -49,8 +49,9 @@ def compress(
 
     Args:
         model: on the backend `nicps`.
-        lane: "i8" (the default), "i16" or "i32": bits of a number on the wire, with error feedback.
-        rank: low rank instead of lanes: factors of that rank of each matrix.
+        lane: "i8", "i16" or "i32": bits of a number on the wire, with error feedback. The default is "i8", and "i16"
+            with `rank`.
+        rank: factors of that rank are exchanged in the place of each matrix.
         warmup_steps: with `rank`, steps before the first factors; in these gradients are averaged in lanes of 8 bits.
         scaler: the loss scaler of the script, if it has one: what was left over follows its scale.
 
@@ -61,11 +62,9 @@ def compress(
         UsageProblem: the model or a setting is not suited.
     """
     group = group_of(model, "compress")
-    if lane is not None and rank is not None:
-        raise UsageProblem("compress takes lane= or rank=, not both")
     if rank is not None:
         low_rank = importlib.import_module("nicps.torch.low_rank")
-        return low_rank.LowRank(model, group, rank, scaler, warmup_steps)
+        return low_rank.LowRank(model, group, rank, scaler, warmup_steps, lane or "i16")
     if warmup_steps:
         raise UsageProblem("compress takes warmup_steps= with rank= only")
     return Compression(model, group, lane or "i8", scaler)
@@ -110,6 +109,12 @@ def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
         raise UsageProblem(
             f"compress takes parameters of the processor and of CUDA, and {name} is on {parameter.device}"
         )
+
+
+def check_lane(lane: object) -> None:
+    """Raises UsageProblem: there is none of that name."""
+    if lane not in LANES:
+        raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
 
 
 @dataclass(slots=True)
@@ -174,8 +179,7 @@ class Averaging:
     def __init__(
         self, model: DistributedDataParallel, group: Group, lane: str, scaler: Scaler | None
     ) -> None:
-        if lane not in LANES:
-            raise UsageProblem(f"lane must be one of {', '.join(LANES)}, not {lane!r}")
+        check_lane(lane)
         self._names: dict[int, str] = {}
         for name, parameter in model.module.named_parameters():
             check_parameter(name, parameter)

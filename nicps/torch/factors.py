@@ -16,6 +16,7 @@ own, P and Q before they are summed and the error, is made by BLAS or these loop
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -89,21 +90,30 @@ def _write_product(
 class Matrix:
     """What a member keeps of one parameter from step to step.
 
-    Attributes: `error`, float32 (rows, columns), what has not been applied yet of this member's gradients; `start`,
-    float32 (rank, columns), the Q that the next step begins with.
+    The error of a step is computed in the next one's first visit. Until then there is V, and what P Q_own^T is of it.
+
+    Attributes: `shape`, rows and columns; `start`, float32 (rank, columns), the Q that the next step begins with.
 
     Args:
         number: of the parameter, the same at all members: the first Q is made of it.
+        error: float32 (rows, columns), where `error` is put.
     """
 
-    def __init__(self, rows: int, columns: int, rank: int, number: int) -> None:
+    def __init__(
+        self, rows: int, columns: int, rank: int, number: int, error: torch.Tensor | None = None
+    ) -> None:
+        self.shape = rows, columns
         # Bits out of the generator alone: a normal distribution would take the processor's logarithms.
         random = np.random.default_rng([number, rank]).random((rank, columns), np.float32)
         self._first = torch.from_numpy(random - np.float32(0.5))
         self.start = self._first.clone()
-        self.error = torch.zeros(rows, columns, **_F32)
-        self._left = torch.zeros(rank, rows, **_F32)
-        self._right = torch.zeros(rank, columns, **_F32)
+        self._home = torch.zeros(rows, columns, **_F32) if error is None else error
+        #: V of the last step that counted, or the error; and of the step under way.
+        self._visited, self._visits = self._home, torch.zeros(rows, columns, **_F32)
+        #: P and Q_own of these steps, (rank, rows) and (rank, columns).
+        self._taken, self._takes = (
+            (torch.zeros(rank, rows, **_F32), torch.zeros(rank, columns, **_F32)) for _ in range(2)
+        )
         self._kept: F64 = np.zeros(rank)
         self._finite = True
         #: Compiled ones that visit the matrix, where there are some (`accelerate`).
@@ -111,16 +121,47 @@ class Matrix:
         self._step = max(1, _BLOCK // columns)
         self._term = torch.empty(min(self._step, rows), columns, **_F32)
 
-    def project(self, gradient: torch.Tensor) -> F32:
-        """The first visit: add the error to the gradient (rows, columns) in place. P of that, (rank, rows)."""
+    @property
+    def error(self) -> torch.Tensor:
+        """What has not been applied yet of this member's gradients, float32 (rows, columns). Between steps only.
+
+        It may be changed in place.
+        """
+        self.settle()
+        return self._home
+
+    def settle(self) -> None:
+        """Bring to its place what `error` is."""
         if self.loops is not None:
-            self.loops.project(*map(_array, (gradient, self.error, self.start, self._left)))
-            return _array(self._left)
+            self.loops.take_off(*map(_array, (self._visited, *self._taken, self._home)))
+        else:
+            for at in range(0, len(self._home), self._step):
+                self._take_off(at, self._home[at : at + self._step])
+        if self._visits is self._home:
+            self._visits = self._visited
+        self._visited = self._home
+        for factor in self._taken:
+            factor.zero_()
+
+    def _take_off(self, at: int, out: torch.Tensor) -> None:
+        """The error of a block of rows."""
+        left, right = self._taken
+        here = self._visited[at : at + self._step]
+        torch.addmm(here, left[:, at : at + self._step].t(), right, alpha=-1, out=out)
+
+    def project(self, gradient: torch.Tensor) -> F32:
+        """The first visit: V, the error and the gradient (rows, columns) together. P of that, (rank, rows)."""
+        left, _ = self._takes
+        if self.loops is not None:
+            before = gradient, self._visited, *self._taken
+            self.loops.project(*map(_array, (*before, self._visits, self.start, left)))
+            return _array(left)
         for at in range(0, len(gradient), self._step):
-            here = gradient[at : at + self._step]
-            torch.add(here, self.error[at : at + self._step], out=here)
-            torch.mm(here, self.start.t(), out=self._left[:, at : at + self._step].t())
-        return _array(self._left)
+            here = self._visits[at : at + self._step]
+            self._take_off(at, here)
+            torch.add(gradient[at : at + self._step], here, out=here)
+            torch.mm(here, self.start.t(), out=left[:, at : at + self._step].t())
+        return _array(left)
 
     def take_basis(self, total: F32) -> bool:
         """P summed over the members, (rank, rows). Whether it is finite."""
@@ -128,89 +169,93 @@ class Matrix:
         if self._finite:
             wide = total.astype(np.float64)
             self._kept = orthonormalise(wide)
-            self._left.copy_(torch.from_numpy(wide))
+            self._takes[0].copy_(torch.from_numpy(wide))
         return self._finite
 
-    def project_back(self, value: torch.Tensor) -> F32:
-        """The second visit: Q of what `project` has left, (rank, columns)."""
-        if self._finite:
-            torch.mm(self._left, value, out=self._right)
-        return _array(self._right)
+    def project_back(self) -> F32:
+        """The second visit: Q of V, (rank, columns), this member's own.
 
-    def apply(self, mean: F32, value: torch.Tensor, *, commit: bool) -> None:
-        """The third visit: the result (rows, columns) in place of what `project` has left.
+        What of it does not reach the sum is subtracted before `apply`, so that it stays in the error.
+        """
+        left, right = self._takes
+        if self._finite:
+            torch.mm(left, self._visits, out=right)
+        return _array(right)
+
+    def apply(self, mean: F32, out: torch.Tensor, *, commit: bool) -> None:
+        """The third visit: the result, (rows, columns), to `out`.
 
         Args:
             mean: Q averaged over the members, (rank, columns).
             commit: whether the error and Q change, which they do if all sums of the step are finite.
         """
-        right = torch.from_numpy(mean)
         if not self._finite:
-            value.fill_(float("nan"))
+            out.fill_(float("nan"))
             return
-        if commit and self.loops is not None:
-            own = _array(self._left), _array(self._right)
-            self.loops.apply(_array(value), _array(self.error), *own, mean)
+        left, right = self._takes[0], torch.from_numpy(mean)
+        if self.loops is not None:
+            self.loops.result(*map(_array, (left, right, out)))
         else:
-            self._write_result(right, value, commit=commit)
+            for at in range(0, len(out), self._step):
+                block = left[:, at : at + self._step, None]
+                _write_product(block, right, out[at : at + self._step], self._term)
         if commit:
+            self._visited, self._visits = self._visits, self._visited
+            self._taken, self._takes = self._takes, self._taken
             self.start.copy_(right)
             for k in np.flatnonzero(self._kept == 0.0):
                 self.start[k] = self._first[k]  # or that column would be zero for good
 
-    def _write_result(self, right: torch.Tensor, value: torch.Tensor, *, commit: bool) -> None:
-        """What the loops do, with PyTorch's operations; without `commit` the error stays as it was."""
-        for at in range(0, len(value), self._step):
-            here = value[at : at + self._step]
-            left = self._left[:, at : at + self._step]
-            if commit:
-                error = self.error[at : at + self._step]
-                torch.addmm(here, left.t(), self._right, alpha=-1, out=error)
-            _write_product(left[:, :, None], right, here, self._term)
-
 
 def accelerate(matrices: Collection[Matrix]) -> None:
     """Give matrices their loops, if together they are large enough, before other members wait for this one."""
-    if sum(matrix.error.numel() for matrix in matrices) >= LEAST_NUMBERS:
+    if sum(math.prod(matrix.shape) for matrix in matrices) >= LEAST_NUMBERS:
         for matrix in matrices:
-            matrix.loops = _compiled()
+            matrix.loops = _compiled(len(matrix.start))
 
 
 @functools.cache
-def _compiled() -> FactorLoops | None:
+def _compiled(rank: int) -> FactorLoops | None:
     try:
-        return FactorLoops()
+        return FactorLoops(rank)
     except Exception:  # whatever is wrong with numba here, PyTorch does the same
         return None
 
 
 def exchange(
     matrices: Sequence[tuple[Matrix, torch.Tensor]],
-    rest: Sequence[F32],
+    rest: Sequence[tuple[F32, F32]],
     add: Callable[[F32], F32],
-    combine: Callable[[F32], F32],
+    combine: Callable[[F32, F32], F32],
 ) -> None:
     """A step's two rounds. All members see the same sums, so all do the same after each.
 
     Args:
         matrices: with this member's gradients (rows, columns), which the results replace.
-        rest: what is exchanged as it is, float32, which the results replace.
-        add: sums up a vector over the members.
-        combine: the same, or their mean: of that the results are.
+        rest: what is exchanged as it is, float32, which the results replace; and the residual of each.
+        add: sums up a vector over the members, or any multiple of that: it chooses the basis, and no more.
+        combine: sums up a vector over the members, or takes the mean: of that the results are. It adds the residual, of
+            the same length, and puts in its place what of both is not in the sum.
     """
     finite = True
     if matrices:
         parts = [matrix.project(value) for matrix, value in matrices]
         for (matrix, _), part in zip(matrices, _cut(add(_one(parts)), parts), strict=True):
             finite = matrix.take_basis(part) and finite
-    parts = [*(matrix.project_back(value) for matrix, value in matrices), *rest]
-    found = combine(_one(parts))
+    own = [matrix.project_back() for matrix, _ in matrices]
+    parts = [*own, *(value for value, _ in rest)]
+    left = _one([*map(np.zeros_like, own), *(residual for _, residual in rest)])
+    found = combine(_one(parts), left)
     finite = finite and bool(np.isfinite(found).all())
-    results = _cut(found, parts)
-    for (matrix, value), part in zip(matrices, results, strict=False):
-        matrix.apply(part, value, commit=finite)
-    for place, part in zip(rest, results[len(matrices) :], strict=True):
+    results, lacking = _cut(found, parts), _cut(left, parts)
+    for (matrix, value), mean, part, lacks in zip(matrices, results, own, lacking, strict=False):
+        part -= lacks  # it stays in the error
+        matrix.apply(mean, value, commit=finite)
+    at = len(matrices)
+    for (place, residual), part, lacks in zip(rest, results[at:], lacking[at:], strict=True):
         place[:] = part
+        if finite:
+            residual[:] = lacks
 
 
 def _one(parts: list[F32]) -> F32:

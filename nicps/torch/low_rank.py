@@ -10,6 +10,7 @@ DDP's hooks are checked by their annotations, so this module cannot postpone the
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
@@ -17,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nicps.collective import Group
 from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
-from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_parameter
+from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_lane, check_parameter
 from nicps.torch.elastic import note_renewed
-from nicps.torch.factors import Matrix, accelerate, exchange, pays
+from nicps.torch.factors import F32, Matrix, accelerate, exchange, pays
 from nicps.torch.join import too_early
 from nicps.torch.staging import as_float32, write_back
 
@@ -28,12 +29,15 @@ _STEPS = "steps of the warm-up"  # no parameter's name
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """A bucket of the step that is under way; `wide` is its buffer as float32 on the host, perhaps the same memory."""
+    """A bucket of the step that is under way; `wide` is its buffer as float32 on the host, perhaps the same memory.
+
+    `rest` has what is exchanged as it is, with the residual of each.
+    """
 
     buffer: torch.Tensor
     wide: torch.Tensor
     matrices: list[tuple[Matrix, torch.Tensor]]
-    rest: list[torch.Tensor]
+    rest: list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class WarmStart:
@@ -66,8 +70,8 @@ class LowRank(Losses):
 
     The error belongs to a parameter, since DDP makes its buckets anew after the first step. Each rank has its own.
 
-    Attributes: as `Losses`; `rank` of the factors; `warm_start`; `figures`, whose seconds are those of the hook, and in
-    the warm-up as `Averaging` has them.
+    Attributes: as `Losses`; `rank` of the factors, and `lane`, in which they travel; `warm_start`; `figures`, whose
+    seconds are those of the hook, and in the warm-up as `Averaging` has them.
     """
 
     alike = 0  # as `Renewed`
@@ -79,12 +83,17 @@ class LowRank(Losses):
         rank: int,
         scaler: Scaler | None = None,
         warmup_steps: int = 0,
+        lane: str = "i16",
     ) -> None:
+        check_lane(lane)
         for what, value, least in (("rank", rank, 1), ("warmup_steps", warmup_steps, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageProblem(f"{what} must be a whole number from {least} on, not {value!r}")
         self._matrices: dict[str, Matrix] = {}
         self._by_id: dict[int, Matrix] = {}
+        #: Of what is exchanged as it is: what rounding has left over.
+        self._residuals: dict[str, torch.Tensor] = {}
+        self._residual_by_id: dict[int, torch.Tensor] = {}
         for number, (name, parameter) in enumerate(model.module.named_parameters()):
             if not parameter.requires_grad:
                 continue
@@ -94,6 +103,9 @@ class LowRank(Losses):
             if parameter.dim() > 1 and pays(rows, columns, rank):
                 self._matrices[name] = matrix = Matrix(rows, columns, rank, number)
                 self._by_id[id(parameter)] = matrix
+            else:
+                self._residuals[name] = residual = torch.zeros(parameter.numel())
+                self._residual_by_id[id(parameter)] = residual
         accelerate(self._matrices.values())
         self._model = model  # its parameters' ids must stay theirs
         self._scaler, self._scale = scaler, 1.0
@@ -102,9 +114,7 @@ class LowRank(Losses):
         self._failure: Exception | None = None
         self._warmup_steps = warmup_steps
         self._warmup = Averaging(model, group, "i8", scaler) if warmup_steps > 0 else None
-        #: By parameter's id, what the warm-up has left over of it.
-        self._left: dict[int, torch.Tensor] = {}
-        self.rank, self.figures = rank, Figures()
+        self.rank, self.lane, self.figures = rank, lane, Figures()
         if self._warmup is not None:
             self._warmup.figures = self.figures
         self.warm_start = WarmStart(self._matrices)
@@ -117,9 +127,9 @@ class LowRank(Losses):
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """`start`, which all ranks have alike, and this rank's `error`, as of a loss scale of 1. Between steps only.
 
-        In the warm-up also this rank's `residual`.
+        `error` has what is left over of each parameter. In the warm-up there is also this rank's `residual`.
         """
-        error = {name: matrix.error / self._scale for name, matrix in self._matrices.items()}
+        error = {name: here / self._scale for name, here in self._errors().items()}
         found = {"start": self.warm_start.state_dict(), "error": error}
         return found if self._warmup is None else {**found, "residual": self._warmup.state_dict()}
 
@@ -129,22 +139,25 @@ class LowRank(Losses):
         Raises:
             UsageProblem: it is that of another model or rank.
         """
-        errors = {name: matrix.error for name, matrix in self._matrices.items()}
         self.warm_start.load_state_dict(state["start"])
-        _load(state["error"], errors, "error")
+        _load(state["error"], self._errors(), "error")
         if self._warmup is not None:
             self._warmup.load_state_dict(state.get("residual", {}))
         self._scale = 1.0
 
     def forget(self) -> None:
         """As `Renewed`: what is left over here is of another model."""
-        for matrix in self._matrices.values():
-            matrix.error.zero_()
+        for error in self._errors().values():
+            error.zero_()
         if self._warmup is not None:
             self._warmup.load_state_dict({})
 
     def renew(self) -> None:
         """As `Renewed`: `warm_start` has what all ranks must have alike."""
+
+    def _errors(self) -> dict[str, torch.Tensor]:
+        """What is left over of each parameter, to be read or changed."""
+        return {name: each.error for name, each in self._matrices.items()} | self._residuals
 
     # ---- a step
 
@@ -178,27 +191,20 @@ class LowRank(Losses):
     def _follow_scale(self) -> None:
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         if scale != self._scale:
-            for matrix in self._matrices.values():
-                matrix.error.mul_(scale / self._scale)
+            for error in self._errors().values():
+                error.mul_(scale / self._scale)
             self._scale = scale
 
     def _end_warmup(self) -> None:
-        """What its rounding has left over becomes matrices' error, and is added to the other gradients of this step."""
-        self._left = {}
-        if self._warmup is None:
-            return
-        residuals = self._warmup.state_dict()
+        """What its rounding has left over goes on as what is left over here."""
+        residuals = self._warmup.state_dict() if self._warmup is not None else {}
         if not residuals:
             return
+        assert self._warmup is not None
         self._warmup.load_state_dict({})
-        for name, parameter in self._model.module.named_parameters():
-            if name not in residuals:
-                continue
-            left = residuals[name].mul_(self._scale)
-            if (matrix := self._by_id.get(id(parameter))) is not None:
-                matrix.error.add_(left.view_as(matrix.error))
-            else:
-                self._left[id(parameter)] = left
+        errors = self._errors()
+        for name, residual in residuals.items():
+            errors[name].add_(residual.view_as(errors[name]), alpha=self._scale)
 
     def _split(self, bucket: GradBucket, buffer: torch.Tensor) -> _Bucket:
         wide = as_float32(buffer)
@@ -206,13 +212,11 @@ class LowRank(Losses):
         for parameter in bucket.parameters():
             here = wide[at : at + parameter.numel()]
             at += len(here)
-            if (left := self._left.get(id(parameter))) is not None:
-                here.add_(left)
             matrix = self._by_id.get(id(parameter))
             if matrix is None:
-                rest.append(here)
+                rest.append((here, self._residual_by_id[id(parameter)]))
             else:
-                matrices.append((matrix, here.view(matrix.error.shape)))
+                matrices.append((matrix, here.view(matrix.shape)))
         return _Bucket(buffer, wide, matrices, rest)
 
     def _exchange(self) -> None:
@@ -220,17 +224,16 @@ class LowRank(Losses):
         if self._group.late:
             raise too_early()
         matrices = [each for bucket in self._open for each in bucket.matrices]
-        rest = [each.numpy() for bucket in self._open for each in bucket.rest]
-        exchange(
-            matrices,
-            rest,
-            lambda vector: self._group.all_reduce(vector).result(),
-            lambda vector: self._group.all_reduce(vector, "avg").result(),
-        )
+        rest = [(here.numpy(), left.numpy()) for bucket in self._open for here, left in bucket.rest]
+        # What rounding leaves over of P is owed to nobody: P chooses a basis.
+        exchange(matrices, rest, lambda p: self._average(p, np.zeros_like(p)), self._average)
         for bucket in self._open:
             self.figures.buckets += 1
             self.figures.numbers += len(bucket.wide)
             write_back(bucket.wide, bucket.buffer)
+
+    def _average(self, vector: F32, residual: F32) -> F32:
+        return self._group.average(vector, residual, lane=self.lane).result()
 
     def _finish(self, buffer: torch.Tensor) -> torch.Tensor:
         """What has failed is raised here: an exception that is set in a future from Python ends the interpreter."""

@@ -62,6 +62,7 @@ def test_what_is_a_matrix_goes_as_factors_and_the_rest_as_it_is() -> None:
     assert (vector == before).all()
     assert (out[480:510] == vector[480:510]).all() and (out[MEAN] == vector[MEAN]).all()
     error = np.concatenate([vector[FIRST] - out[FIRST], vector[SECOND] - out[SECOND]])
+    factors.settle()
     np.testing.assert_allclose(factors.error, error, atol=1e-5)
     assert np.linalg.matrix_rank(out[SECOND].reshape(30, 40)) == 2
     assert factors.room == 360
@@ -77,6 +78,8 @@ def test_errors_come_to_what_was_given() -> None:
         assert (outs[0] == outs[1]).all()
         given += np.sum(vectors, axis=0)
         got += outs[0]
+    for member in members:
+        member.settle()
     left = np.sum([member.error for member in members], axis=0)
     np.testing.assert_allclose(got[FIRST] + left[:480], given[FIRST], atol=1e-3)
     np.testing.assert_allclose(got[SECOND] + left[480:], given[SECOND], atol=1e-3)
@@ -94,6 +97,7 @@ def lockstep(members: list[Factors], vectors: list[np.ndarray]) -> list[np.ndarr
         """Its sum is not known yet."""
 
     def attempt(at: int, member: Factors, vector: np.ndarray, sums: list[np.ndarray]) -> Any:
+        member.settle()
         kept, starts = member.error.copy(), [t.clone() for t in member.start().values()]
         asked: list[np.ndarray] = []
 
@@ -108,6 +112,7 @@ def lockstep(members: list[Factors], vectors: list[np.ndarray]) -> list[np.ndarr
         try:
             member.exchange(vector, out, sum_of)
         except Waits:
+            member.settle()
             member.error[:] = kept
             for tensor, start in zip(member.start().values(), starts, strict=True):
                 tensor.copy_(start)
@@ -126,12 +131,14 @@ def test_a_sum_that_is_not_finite_leaves_errors_and_beginnings_as_they_were() ->
     factors = Factors(LAYOUT, 1)
     vector, out = np.ones(1717, np.float32), np.empty(1717, np.float32)
     factors.exchange(vector, out, lambda part, what: part.copy())
+    factors.settle()
     error, start = factors.error.copy(), [t.clone() for t in factors.start().values()]
 
     def lost(part: np.ndarray, what: str) -> np.ndarray:
         return part if what == "P" else np.full_like(part, np.nan)
 
     factors.exchange(vector, out, lost)
+    factors.settle()
     assert np.isnan(out).all() and (factors.error == error).all()
     assert all(torch.equal(a, b) for a, b in zip(factors.start().values(), start, strict=True))
 
