@@ -40,7 +40,7 @@ class Scaler(Protocol):
 def compress(
     model: DistributedDataParallel,
     *,
-    lane: str | None = None,
+    lane: str = "i8",
     rank: int | None = None,
     warmup_steps: int = 0,
     scaler: Scaler | None = None,
@@ -49,8 +49,7 @@ def compress(
 
     Args:
         model: on the backend `nicps`.
-        lane: "i8", "i16" or "i32": bits of a number on the wire, with error feedback. The default is "i8", and "i16"
-            with `rank`.
+        lane: "i8", "i16" or "i32": bits of a number on the wire, with error feedback.
         rank: factors of that rank are exchanged in the place of each matrix.
         warmup_steps: with `rank`, steps before the first factors; in these gradients are averaged in lanes of 8 bits.
         scaler: the loss scaler of the script, if it has one: what was left over follows its scale.
@@ -64,10 +63,10 @@ def compress(
     group = group_of(model, "compress")
     if rank is not None:
         low_rank = importlib.import_module("nicps.torch.low_rank")
-        return low_rank.LowRank(model, group, rank, scaler, warmup_steps, lane or "i16")
+        return low_rank.LowRank(model, group, rank, scaler, warmup_steps, lane)
     if warmup_steps:
         raise UsageProblem("compress takes warmup_steps= with rank= only")
-    return Compression(model, group, lane or "i8", scaler)
+    return Compression(model, group, lane, scaler)
 
 
 def _not_wrapped(given: object, what: str) -> str:

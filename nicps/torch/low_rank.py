@@ -83,7 +83,7 @@ class LowRank(Losses):
         rank: int,
         scaler: Scaler | None = None,
         warmup_steps: int = 0,
-        lane: str = "i16",
+        lane: str = "i8",
     ) -> None:
         check_lane(lane)
         for what, value, least in (("rank", rank, 1), ("warmup_steps", warmup_steps, 0)):
