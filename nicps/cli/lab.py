@@ -39,6 +39,7 @@ from nicps.lab.jobs import RunSettings, run_job
 from nicps.lab.shield import orderly
 from nicps.lab.show import describe, describe_process, faults_text, headline, rows
 from nicps.lab.teardown import require_root
+from nicps.usage import OneLineParser
 
 DEFAULT_NAME = "lab"
 
@@ -151,6 +152,7 @@ def add_parser(subparsers: Any) -> None:
     command.add_argument(
         "--json", action="store_true", help="only the JSON line on stdout, no summary"
     )
+    command.beside_unknown = ("a script's arguments go after --", "--script")
 
 
 def _add(
@@ -160,8 +162,8 @@ def _add(
     text: str,
     lab: str | None = None,
     otherwise: str = "the only one that stands",
-) -> argparse.ArgumentParser:
-    command = cast(argparse.ArgumentParser, commands.add_parser(name, help=text, description=text))
+) -> OneLineParser:
+    command = cast(OneLineParser, commands.add_parser(name, help=text, description=text))
     command.set_defaults(func=_in_order(run))
     command.add_argument(
         "--lab", metavar="NAME", default=lab, help=f"the lab's name (default: {lab or otherwise})"

@@ -65,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments"
     )
+    parser.beside_unknown = ("a script's arguments go after the script", "")
     parser.set_defaults(func=run)
 
 
