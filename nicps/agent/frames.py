@@ -101,7 +101,9 @@ class Frames:
             except WireError as error:
                 self.malformed += 1
                 if self.malformed <= _MALFORMED_SHOWN:
-                    log(f"ignored a malformed frame from {wire.mac_text(source)}: {error}")
+                    name = life.node.view.name_of(source)
+                    of = f"{wire.mac_text(source)}{f' ({name})' if name else ''}"
+                    log(f"ignored a malformed frame from {of}: {error}")
             if life.turns > turns:
                 self._hold_started = driver.now
 

@@ -149,7 +149,7 @@ class Scripts:
             send = partial(self._send, run)
             run.started = Started(action, shown, now, self._settings.runs, run.printed, send)
             names = tuple(name for name, _ in action.hosts)
-            shown.send(Launched(action.job, names))
+            shown.send(Launched(action.job, names, str(self._settings.runs / action.job)))
             if action.submission and not shown.waiting:
                 self.cancel("`nicps run` was ended")  # while the files were handed out
         try:

@@ -16,11 +16,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from nicps import __version__
 from nicps.errors import NicpsError
 from nicps.extras import missing_extra
+from nicps.usage import OneLineParser
 
 COMMANDS: dict[str, str] = {
     "join": "be in the network on an interface, until stopped",
@@ -44,16 +45,14 @@ COMMANDS: dict[str, str] = {
 PASS_ON = frozenset({"dbn"})
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors take one line, and whose sub-commands all accept `--verbose`."""
+class CommandParser(OneLineParser):
+    """A parser whose sub-commands all accept `--verbose`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("conflict_handler", "resolve")
-        kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.add_argument(
             "--verbose",
@@ -61,9 +60,6 @@ class CommandParser(argparse.ArgumentParser):
             default=argparse.SUPPRESS,
             help="show the traceback of an error",
         )
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"nicps: error: {message} (see `{self.prog} --help`)\n")
 
 
 def build_parser(command: str | None = None) -> CommandParser:
@@ -114,12 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbose = "--verbose" in own
     try:
         parser = build_parser(_command(own))
-        options, unknown = parser.parse_known_args(arguments)
-        if unknown:
-            after = ": a script's arguments go after --" if "--script" in own else ""
-            if _command(own) == "run":
-                after = ": a script's arguments go after the script, those of nicps run are in its --help"
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{after}")
+        options = parser.parse_args(arguments)
         run = cast(Callable[[argparse.Namespace], int], options.func)
         code = run(options)
         sys.stdout.flush()

@@ -39,6 +39,7 @@ from nicps.lab.jobs import RunSettings, run_job
 from nicps.lab.shield import orderly
 from nicps.lab.show import describe, describe_process, faults_text, headline, rows
 from nicps.lab.teardown import require_root
+from nicps.usage import OneLineParser
 
 DEFAULT_NAME = "lab"
 
@@ -151,6 +152,7 @@ def add_parser(subparsers: Any) -> None:
     command.add_argument(
         "--json", action="store_true", help="only the JSON line on stdout, no summary"
     )
+    command.beside_unknown = ("a script's arguments go after --", "--script")
 
 
 def _add(
@@ -160,8 +162,8 @@ def _add(
     text: str,
     lab: str | None = None,
     otherwise: str = "the only one that stands",
-) -> argparse.ArgumentParser:
-    command = cast(argparse.ArgumentParser, commands.add_parser(name, help=text, description=text))
+) -> OneLineParser:
+    command = cast(OneLineParser, commands.add_parser(name, help=text, description=text))
     command.set_defaults(func=_in_order(run))
     command.add_argument(
         "--lab", metavar="NAME", default=lab, help=f"the lab's name (default: {lab or otherwise})"
@@ -219,8 +221,16 @@ def _keys_folder(name: str) -> Path:
     return state.LABS_DIR / f"{name}.keys"
 
 
+def _opened(args: argparse.Namespace) -> Lab:
+    """The lab that a command changes. If the user has not named it, a line on stderr does."""
+    lab = Lab.open(args.lab)
+    if args.lab is None:
+        print(f"nicps: in lab {lab.name}, the only one that stands", file=sys.stderr, flush=True)
+    return lab
+
+
 def _start(args: argparse.Namespace) -> int:
-    process = adding.start_again(Lab.open(args.lab))
+    process = adding.start_again(_opened(args))
     print(f"started {process.pid} {args.what}")
     return 0
 
@@ -297,7 +307,7 @@ def _fault(args: argparse.Namespace) -> int:
     if args.clear == bool(given):
         options = ", ".join(f"--{name}" for name, _, _ in FAULTS)
         raise UsageProblem(f"say which faults: {options}, --delay, or --clear alone")
-    lab = Lab.open(args.lab)
+    lab = _opened(args)
     if args.clear:
         lab.clear(args.hosts)
     else:
@@ -306,30 +316,30 @@ def _fault(args: argparse.Namespace) -> int:
 
 
 def _lose_next(args: argparse.Namespace) -> int:
-    lab = Lab.open(args.lab)
+    lab = _opened(args)
     lab.lose_next(args.hosts, wire.FrameType[args.type.upper()], args.count)
     return _print_faults(lab)
 
 
 def _cut(args: argparse.Namespace) -> int:
-    lab = Lab.open(args.lab)
+    lab = _opened(args)
     lab.cut(args.hosts)
     return _print_faults(lab)
 
 
 def _heal(args: argparse.Namespace) -> int:
-    lab = Lab.open(args.lab)
+    lab = _opened(args)
     lab.heal()
     return _print_faults(lab)
 
 
 def _link(args: argparse.Namespace) -> int:
-    Lab.open(args.lab).link(args.hosts, args.state)
+    _opened(args).link(args.hosts, args.state)
     return 0
 
 
 def _signal(args: argparse.Namespace) -> int:
-    lab = Lab.open(args.lab)
+    lab = _opened(args)
     acts = {"pause": lab.pause, "resume": lab.resume, "kill": lab.kill}
     for process in acts[args.lab_command](args.hosts, args.part):
         print(f"{SIGNALS[args.lab_command]} {process.pid} {process.command}")

@@ -7,8 +7,10 @@ import argparse
 from typing import Any
 
 from nicps.cli.arguments import add_socket
+from nicps.errors import MessageError
+from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import ask, connect
-from nicps.session.messages import Leave, Ok
+from nicps.session.messages import AskStatus, Leave, Ok, Status
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,13 +26,29 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the request, and wait until the agent has gone."""
-    from nicps.session.channel import ChannelClosed
-
+    """Send the request, wait until the agent has gone, and say what this host has left."""
     with connect(args.socket) as channel:
+        before = _status(channel)
         ask(channel, Leave(), Ok)
         try:
             while True:
                 channel.recv(timeout_s=20.0)
         except ChannelClosed:
+            print(outcome(before))
             return 0
+
+
+def _status(channel: Channel) -> Status | None:
+    """None: the agent is one that this command does not understand, and can leave all the same."""
+    try:
+        return ask(channel, AskStatus(), Status)
+    except MessageError:
+        return None
+
+
+def outcome(before: Status | None) -> str:
+    """A line about what this host has left, by its status before."""
+    if before is None:
+        return "this host has left the network"
+    middle = f", in the middle of {before.job}" if before.job else ""
+    return f"{before.name} has left network {before.network} on {before.iface}{middle}"

@@ -65,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments"
     )
+    parser.beside_unknown = ("a script's arguments go after the script", "")
     parser.set_defaults(func=run)
 
 
@@ -120,13 +121,14 @@ def _follow(channel: Channel, lines: _Lines) -> Mapping[str, Any]:
     Raises:
         NetworkProblem: the agent was killed while scripts were under way.
     """
-    name = ""
+    name = place = ""
     try:
         for message in follow(channel):
             if isinstance(message, Output):
                 lines.add(message.host, message.stream, message.text)
             elif isinstance(message, Launched):
                 name = message.job_id
+                place = f"{message.folder or f'RUNS/{name}'} there, or in {name} of its own --runs"
                 print(f"nicps: {name} on {', '.join(message.hosts)}", file=sys.stderr)
             elif isinstance(message, Result):
                 return message.result
@@ -135,7 +137,7 @@ def _follow(channel: Channel, lines: _Lines) -> Mapping[str, Any]:
     except KeyboardInterrupt:
         if name:
             print(
-                f"nicps: {name} ends on all hosts; what each of them has kept is in RUNS/{name} there",
+                f"nicps: {name} ends on all hosts; what each of them has kept is in {place}",
                 file=sys.stderr,
             )
         raise
@@ -143,8 +145,8 @@ def _follow(channel: Channel, lines: _Lines) -> Mapping[str, Any]:
         if not name:
             raise
         raise NetworkProblem(
-            "the agent of this host has gone: the scripts on the other hosts go on, and their results are in"
-            f" RUNS/{name} there; `nicps cancel` on one of these hosts ends them"
+            "the agent of this host has gone: the scripts on the other hosts go on, and the results of each are in"
+            f" {place}; `nicps cancel` on one of these hosts ends them"
         ) from None
     raise AssertionError("a run ends with a result or an error")
 

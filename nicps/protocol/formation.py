@@ -94,15 +94,15 @@ class Formation:
             return False
         return starting.group is not None or starting.yields_until is not None
 
-    def lose(self, source: bytes) -> Steps:
-        """That host's list is here."""
+    def lose(self, source: bytes, name: str = "") -> Steps:
+        """That host's list is here. `name`: as the list has it; empty where it is not in it."""
         starting, self.starting = self.starting, None
         if starting is None:
             return []
         reason = "started a job at the same moment; submit again later"
         if starting.group is not None:  # the program goes on waiting
-            reason = "has formed the network at the same moment"
-        other = dict(starting.hosts).get(source) or wire.mac_text(source)
+            reason = "has formed the network at the same moment; the program here goes on waiting"
+        other = name or dict(starting.hosts).get(source) or wire.mac_text(source)
         return [Failed(f"{other} {reason}")]
 
     def answer(self, nonce: int, fresh: int, highest_view: int, stage: wire.Stage) -> Send:

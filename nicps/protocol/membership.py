@@ -289,7 +289,7 @@ class Membership:
             steps += self.leave_view("the others have gone on without it")
         if not host.is_member and self.busy and not self._formation.yields:
             return steps
-        steps += self._formation.lose(source)
+        steps += self._formation.lose(source, view.name_of(source))
         nonces = dict.fromkeys(view.live, 0)  # those who have it too answer without a nonce
         installation = Installation(view, body.base, successor, {number}, nonces, self._timings)
         declined = self._departure.declined if body.base else ""  # it had answered before

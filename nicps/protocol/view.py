@@ -70,6 +70,10 @@ class View:
         """A member's number by its MAC address, live or not; 0 for a stranger."""
         return next((m.number for m in self.members if m.mac == mac), 0)
 
+    def name_of(self, mac: bytes) -> str:
+        """A member's name by its MAC address, live or not; empty for a stranger."""
+        return next((m.name for m in self.members if m.mac == mac), "")
+
     def grows_into(self, later: View, number: int) -> bool:
         """Whether that member of this list has its number in the other one, too, behind the same members.
 

@@ -111,6 +111,7 @@ class Launched(Message):
     event: ClassVar[str] = "launched"
     job_id: Annotated[str, Field(TEXT, "the run's name")]
     hosts: Annotated[tuple[str, ...], Field(listed(TEXT, "names"), "the hosts, by rank")]
+    folder: Annotated[str, Field(TEXT, "where this host keeps what the run leaves")] = ""
 
 
 @dataclass(frozen=True, slots=True)

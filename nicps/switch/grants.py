@@ -106,11 +106,12 @@ def read_grant(frame: bytes, source: bytes, network: int, key: SwitchKey | None)
         raise Refused(f"a grant from {wire.mac_text(source)} that cannot be meant")
     if len(macs) < 2:
         raise Refused("a grant of one member, which adds for itself")
+    name = safe_name(told.name.rstrip(b"\0").decode(errors="replace"), source)
     siphash = None if told.siphash == _NO_KEY else told.siphash
     if siphash is not None and key is None:
         raise Refused(
-            f"{wire.mac_text(source)} has sent the key of a view in the clear: its network has a key, and this switch"
-            " none; start both with a switch's key",
+            f"{wire.mac_text(source)} ({name}) has sent the key of a view in the clear: its network has a key, and this"
+            " switch none; start both with a switch's key",
             hint=True,
         )
     if body.fragments and body.width not in _WIDTHS:
@@ -120,7 +121,7 @@ def read_grant(frame: bytes, source: bytes, network: int, key: SwitchKey | None)
         body.boot,
         body.nonce,
         header.sender,
-        safe_name(told.name.rstrip(b"\0").decode(errors="replace"), source),
+        name,
         body.fragments,
         body.width,
     )

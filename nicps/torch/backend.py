@@ -358,7 +358,11 @@ def _digest(module: DistributedDataParallel) -> bytes:
 
 
 def warn_of_loss(group: Group, lost: tuple[int, ...], *, averages: bool) -> None:
-    """Tell a script what comes of it. `averages`: gradients are averaged over the ranks that are left."""
+    """Tell a script what comes of it. `averages`: gradients are averaged over the ranks that are left.
+
+    The caller is a thread of the group, in which no line is the script's: the warning names none, so that Python prints
+    one line, and none of nicps's source.
+    """
     names = ", ".join(f"{group.names[rank]} (rank {rank})" for rank in lost)
     left = group.size - len(lost)
     comes = (
@@ -366,7 +370,8 @@ def warn_of_loss(group: Group, lost: tuple[int, ...], *, averages: bool) -> None
         if averages
         else f"sums are over the {left} members that are left from now on, while DDP goes on dividing by {group.world}"
     )
-    warnings.warn(f"nicps: lost {names}: {comes}", stacklevel=3)
+    said = f"nicps: lost {names}: {comes}"
+    warnings.warn_explicit(said, UserWarning, "<nicps>", 0, module="nicps.torch")
 
 
 # ---- tensors and vectors

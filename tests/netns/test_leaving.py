@@ -167,7 +167,8 @@ def test_started_with_sigint_ignored(three: Network) -> None:
 def test_leave(three: Network) -> None:
     process = three.agents["h3"].process
     done = three.command("h3", "leave")
-    assert (done.code, done.out, done.err) == (0, "", "")
+    said = "h3 has left network nicps on eth1\n"
+    assert (done.code, done.out, done.err) == (0, said, "")
     assert process.wait(5) == 0
     three.nothing_left("h3")
 

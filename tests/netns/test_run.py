@@ -172,7 +172,7 @@ def test_ctrl_c_ends_it_everywhere(three: Network, folder: Path) -> None:
     child.send_signal(signal.SIGINT)
     assert child.wait(20) in (130, -signal.SIGINT)
     said = child.communicate()[1]
-    assert "ends on all hosts; what each of them has kept is in RUNS/" in said
+    assert f"what each of them has kept is in {three.place('h1', 'runs')}/" in said
     no_run(three)
 
 

@@ -97,7 +97,7 @@ MESSAGES = (
 )
 EXTRAS, PROGRAMS, SHUTDOWN = "nicps.extras", "nicps.programs", "nicps.shutdown"
 RATES = "nicps.rates"
-STARTUP = "nicps.startup"
+STARTUP, USAGE = "nicps.startup", "nicps.usage"
 
 #: A room, and which of ours it may import. Rooms that are not here are bound by the tests below only.
 ROOMS = {
@@ -113,6 +113,7 @@ ROOMS = {
     "nicps/rates.py": (ERRORS,),
     "nicps/shutdown.py": (),
     "nicps/startup.py": (),
+    "nicps/usage.py": (ERRORS,),
     "nicps/layout.py": (SOURCES,),
     "nicps/wiretable.py": (ERRORS, WIRE),
     "nicps/messagetable.py": (ERRORS, SESSION),
@@ -157,7 +158,7 @@ ROOMS = {
         *("nicps.client", "nicps.collective", "nicps.steps", "nicps.torch.factors"),
         *("nicps.torch.guarded", "nicps.torch.parts", "nicps.torch.pending"),
         *("nicps.torch.need", "nicps.flows", "nicps.measuring", "nicps.need_first"),
-        *(ERRORS, EXTRAS, PROGRAMS, SHUTDOWN, STARTUP),
+        *(ERRORS, EXTRAS, PROGRAMS, SHUTDOWN, STARTUP, USAGE),
         *("nicps.gradient_json", "trainer"),
     ),
 }

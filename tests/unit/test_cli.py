@@ -8,6 +8,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,11 +51,94 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_scripts_arguments_in_front_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["run", "--epochs", "3", "train.py"])
-    said = (
-        "unrecognized arguments: --epochs: a script's arguments go after the script,"
-        " those of nicps run are in its --help"
+    assert capsys.readouterr().err == (
+        "nicps: error: unrecognized arguments: --epochs: a script's arguments go after the script"
+        " (see `nicps run --help`)\n"
     )
-    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "prog"),
+    [
+        (
+            "run --dataa X it.py --epochs 3",
+            "unrecognized arguments: --dataa: did you mean --data?"
+            " A script's arguments go after the script",
+            "nicps run",
+        ),
+        (
+            "run --socket=/x --jsn --dataa it.py --data",
+            "unrecognized arguments: --jsn --dataa: did you mean --json, --data?"
+            " A script's arguments go after the script",
+            "nicps run",
+        ),
+        (
+            "run --jsn",
+            "unrecognized arguments: --jsn: did you mean --json?"
+            " A script's arguments go after the script",
+            "nicps run",
+        ),
+        (
+            "lab run --host 3 folder",
+            "unrecognized arguments: --host: did you mean --hosts?",
+            "nicps lab run",
+        ),
+        (
+            "lab run --script it.py --queu 3 -- --host 3",
+            "unrecognized arguments: --queu: did you mean --queue?"
+            " A script's arguments go after --",
+            "nicps lab run",
+        ),
+        ("lab run --xyz folder", "unrecognized arguments: --xyz", "nicps lab run"),
+        ("lab exec -it h1 -- ls -l", "unrecognized arguments: -it", "nicps lab exec"),
+        ("lab --lab x status", "unrecognized arguments: --lab", "nicps lab"),
+        (
+            "--verbos run it.py",
+            "unrecognized arguments: --verbos: did you mean --verbose?",
+            "nicps",
+        ),
+        ("status again", "unrecognized arguments: again", "nicps status"),
+        ("stats", "argument COMMAND: invalid choice: 'stats': did you mean 'status'?", "nicps"),
+        (
+            "lab kil h1",
+            "argument COMMAND: invalid choice: 'kil': did you mean 'kill'?",
+            "nicps lab",
+        ),
+        (
+            "lab link h1 dwn",
+            "argument state: invalid choice: 'dwn': did you mean 'down'?",
+            "nicps lab link",
+        ),
+        (
+            "lab link h1 sideways",
+            "argument state: invalid choice: 'sideways' (choose from 'up', 'down', 'unplugged')",
+            "nicps lab link",
+        ),
+    ],
+)
+def test_what_is_unknown_is_named_and_what_it_is_like(
+    line: str, said: str, prog: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the parser of the sub-command, whose help lists what there is."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(line.split())
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"nicps: error: {said} (see `{prog} --help`)\n"
+
+
+@pytest.mark.parametrize("line", ["run --data {} it.py --jsn 3", "run --data={} it.py --jsn -- 3"])
+def test_a_scripts_own_options_are_not_looked_at(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a folder's name has a space."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    words = [word.format(folder) for word in line.split()]
+    options = cli.build_parser("run").parse_args(words)
+    assert options.script == Path("it.py") and options.arguments[0] == "--jsn"
+    with pytest.raises(SystemExit):
+        cli.main([*words[:-4], "--result"])
+    assert "unrecognized" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--no-such-option"]])

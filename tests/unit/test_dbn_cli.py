@@ -189,6 +189,7 @@ def test_help_of_the_command_is_the_application_s() -> None:
         (["--held-out", "-1"], 2, "--held-out must be 0 or more, not -1"),
         (["--held-out", "30"], 2, "10 samples are too few for --workers 3 with --averages 5"),
         (["--no-such"], 2, "unrecognized arguments: --no-such"),
+        (["--epoch", "3"], 2, "unrecognized arguments: --epoch: did you mean --epochs?"),
         (["--data", "elsewhere"], 5, "no such data folder: elsewhere"),
         (["--data", "empty"], 5, "no train-images-idx3-ubyte"),
         (["--resume", "elsewhere"], 2, "elsewhere has no checkpoint.npz"),

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from nicps import wire
-from nicps.protocol import Evicted, Member, Node, NodeState, Timings
+from nicps.protocol import Evicted, Failed, Group, Member, Node, NodeState, Timings
 from nicps.protocol.actions import Action, Send
 from nicps.protocol.installation import Installation
 from nicps.protocol.view import Successor
@@ -59,6 +59,27 @@ def node() -> Node:
     installed(made, 2, (1, 2, 3), (1, 2, 3))
     assert made.state is NodeState.MEMBER and made.number == 3
     return made
+
+
+@pytest.mark.parametrize("group", [Group(7, 2), None])
+def test_a_host_whose_list_comes_first_is_named(group: Group | None) -> None:
+    """As its list has it: a host that starts a network at the same moment has answered no call."""
+    nonces = itertools.count(1)
+    made = Node(mac(3), "h3", NETWORK, Nothing(), lambda: next(nonces))
+    made.wait_for(group)
+    made.start(0.0, 9, group)
+    made.membership.busy = True
+    made.on_frame(0.0, mac(1), call(group))
+    actions = installed(made, 2, (1, 3), (1, 2))
+    (failed,) = [action for action in actions if isinstance(action, Failed)]
+    assert failed.reason.startswith("h1 has formed the network" if group else "h1 started a job")
+    assert ("the program here goes on waiting" in failed.reason) == (group is not None)
+
+
+def call(group: Group | None) -> bytes:
+    """Of host 1, which starts the same."""
+    body = wire.Call(5, 0, group.key if group else 0)
+    return wire.Frame(wire.Header(network=wire.network_id(NETWORK)), body).pack()
 
 
 @pytest.mark.parametrize("hosts", [(4, 3), (1, 3), (4, 2, 3)])

@@ -62,6 +62,17 @@ class Forwarding(NoKernel):
         return [(VIEW.members[0].mac, self.repeat)]
 
 
+class Receiving(Forwarding):
+    """A kernel that passes up these frames."""
+
+    def __init__(self, *frames: tuple[bytes, bytes]) -> None:
+        super().__init__(first_token())
+        self.frames = [*frames]
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        return self.frames
+
+
 class Watched(Life):
     """A member's, whose node is a ring."""
 
@@ -84,16 +95,35 @@ def test_a_token_that_the_kernel_has_forwarded_is_not_handled_as_well() -> None:
     token = first_token()
     ring = ring_of(2)
     life, kernel = Watched(ring), Forwarding(token)
+    ring.offer(START, Offer(1, 4))
+    receive(life, kernel)
+    assert not sent(life.done, SendFragments) and not ring.holding
+
+
+def receive(life: Watched, kernel: Forwarding) -> None:
+    """Handle what has come up."""
     loop = Loop(lambda error: None)
     loop.watch = lambda *_, **__: None  # type: ignore[method-assign]
     plane: Any = kernel
     timeline = TimeLine()
     rooms = timeline, ServedRoom(plane), FlowWatch(life.node, timeline)
     frames = Frames(Driver(life), plane, Keyring.read(None), loop, *rooms, lambda *_: None)
-    ring.offer(START, Offer(1, 4))
     frames._receive()
-    assert not sent(life.done, SendFragments) and not ring.holding
     loop.close()
+
+
+def test_the_member_that_has_sent_a_malformed_frame_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Beside its address. A stranger has no name."""
+    life = Watched(ring_of(2))
+    life.node._host.view = VIEW
+    member, bad = VIEW.members[0], first_token().pack()[:9]
+    receive(life, Receiving((member.mac, bad), (bytes([2, 0, 0, 0, 0, 77]), bad)))
+    first, second = capsys.readouterr().err.splitlines()
+    said = "nicps: ignored a malformed frame from"
+    assert first.startswith(f"{said} {wire.mac_text(member.mac)} ({member.name}): ")
+    assert second.startswith(f"{said} 02:00:00:00:00:4d: ")
 
 
 def test_a_repeat_waits_for_the_fragments_before_it() -> None:

@@ -128,6 +128,26 @@ def test_what_goes_on_once_the_agent_was_killed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(run, "follow", follow)
     with pytest.raises(ChannelClosed):
         run._follow(channel, _Lines(io.StringIO(), io.StringIO()))
-    said.append(Launched("run-1", ("h1", "h2")))
-    with pytest.raises(NetworkProblem, match=r"on the other hosts go on, and .* in RUNS/run-1 "):
+    said.append(Launched("run-1", ("h1", "h2"), "/runs/run-1"))
+    with pytest.raises(NetworkProblem, match=r"on the other hosts go on, and .* in /runs/run-1 "):
         run._follow(channel, _Lines(io.StringIO(), io.StringIO()))
+
+
+def test_an_interrupted_run_says_where_its_results_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent names the folder; one that was started before an upgrade does not."""
+
+    def follow(channel: Any) -> Iterator[Launched]:
+        yield Launched("run-1", ("h1", "h2"), channel)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "follow", follow)
+    for folder, place in (("/runs/run-1", "/runs/run-1"), ("", "RUNS/run-1")):
+        channel: Any = folder
+        with pytest.raises(KeyboardInterrupt):
+            run._follow(channel, _Lines(io.StringIO(), io.StringIO()))
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            "nicps: run-1 ends on all hosts; what each of them has kept is in"
+            f" {place} there, or in run-1 of its own --runs"
+        )

@@ -152,6 +152,7 @@ def test_a_script_runs_and_what_it_leaves_is_kept(host: Host) -> None:
     assert end["result"]["not_kept"] == end["result"]["removed"] == {}
     kinds = [m.get("event", m["op"]) for m in host.waiting.told]
     assert kinds == [Launched.event, Output.event, Result.op]
+    assert host.waiting.told[0]["folder"] == end["result"]["folder"] == str(kept.parent)
     assert host.scripts.job is None
     host.rooms.executor.close_job(CloseJob())
     work = host.rooms.settings.work

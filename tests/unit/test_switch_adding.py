@@ -335,6 +335,13 @@ def test_grants_that_cannot_be_meant(wrong: dict[str, object]) -> None:
     assert scene.adding.refused["grant"] == 1 and scene.adding.granted is None
 
 
+def test_a_host_that_sends_its_key_in_the_clear_is_named() -> None:
+    scene = Scene()
+    scene.grant(scene.hello(), 5, 1, siphash=b"s" * 16)
+    (line,) = scene.adding.lines(scene.now)
+    assert line.startswith("02:00:00:00:00:01 (h1) has sent the key of a view in the clear: ")
+
+
 def test_keys_that_do_not_fit_are_told() -> None:
     """Each in one line, once."""
     for key, theirs, words in (

@@ -8,8 +8,10 @@ import ipaddress
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +28,7 @@ import nicps.torch  # noqa: E402
 from nicps.cli.run import _NOT_OURS  # noqa: E402
 from nicps.collective import CallMismatch, Group, GroupClosed, MemberLost  # noqa: E402
 from nicps.torch import ProcessGroupNicps, join  # noqa: E402
-from nicps.torch.backend import leave_digest  # noqa: E402
+from nicps.torch.backend import leave_digest, warn_of_loss  # noqa: E402
 from nicps.torch.tcp import Tcp, shared_network  # noqa: E402
 from tests.collectives import Meeting, together  # noqa: E402
 from tests.heard import Heard  # noqa: E402
@@ -216,6 +218,34 @@ def test_what_a_script_is_told_of_a_loss(
             pg._warn_of_loss((1,))
 
     assert together(Meeting(1), program) == [None]
+
+
+def test_a_loss_is_one_line_each_time_and_can_be_filtered() -> None:
+    """No line of nicps's source is printed with it; a host may be lost, come back, and be lost again."""
+    group: Any = SimpleNamespace(names=("h1", "h2"), size=2, world=2)
+    printed: list[str] = []
+
+    def show(message: Any, category: Any, name: str, number: int, *_: Any) -> None:
+        printed.append(warnings.formatwarning(message, category, name, number))
+
+    def lose(**ignored: Any) -> list[str]:
+        printed.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            if ignored:
+                warnings.filterwarnings("ignore", **ignored)
+            warnings.showwarning = show
+            for _ in range(2):
+                tell = partial(warn_of_loss, group, (1,), averages=True)
+                thread = threading.Thread(target=tell)
+                thread.start()
+                thread.join()
+        return printed
+
+    said = "nicps: lost h2 (rank 1): gradients are averaged over the 1 hosts that are left"
+    assert lose() == [f"<nicps>:0: UserWarning: {said}\n"] * 2
+    for ignored in ({"category": UserWarning}, {"message": "nicps: lost"}, {"module": "nicps"}):
+        assert lose(**ignored) == []
 
 
 @pytest.mark.parametrize("url", ["env://", "tcp://localhost:29500"])

@@ -12,10 +12,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from nicps.errors import JobFailed, NicpsError, UsageProblem
 from nicps.extras import missing_extra
+from nicps.usage import OneLineParser
 from trainer import startup
 from trainer.dbn import signals
 
@@ -78,18 +79,11 @@ TUNE: Options = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors take one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(UsageProblem.exit_code, f"nicps: error: {message} (see `{self.prog} --help`)\n")
-
-
 def parser() -> argparse.ArgumentParser:
     """Settings that are not given are not in what it returns."""
     from trainer.dbn.settings import Settings
 
-    made = Parser(prog="nicps dbn", description=DESCRIPTION, allow_abbrev=False)
+    made = OneLineParser(prog="nicps dbn", description=DESCRIPTION)
     made.add_argument(
         "--data",
         default=os.environ.get("NICPS_DATA") or None,
