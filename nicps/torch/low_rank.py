@@ -140,7 +140,9 @@ class LowRank(Losses):
             UsageProblem: it is that of another model or rank.
         """
         self.warm_start.load_state_dict(state["start"])
-        _load(state["error"], self._errors(), "error")
+        # Older checkpoints have those of matrices only.
+        rest = {name: torch.zeros_like(each) for name, each in self._residuals.items()}
+        _load(rest | state["error"], self._errors(), "error")
         if self._warmup is not None:
             self._warmup.load_state_dict(state.get("residual", {}))
         self._scale = 1.0

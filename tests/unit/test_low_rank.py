@@ -395,8 +395,16 @@ def test_buckets_of_a_gpu_go_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch)
     assert copied == [torch.float32] * 8  # two buckets of each rank, there and back
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("warmup_steps", [0, 1, 2, 3])
-def test_a_checkpoint_goes_on_where_it_was(warmup_steps: int) -> None:
+def test_a_checkpoint_goes_on_where_it_was(
+    warmup_steps: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same bits, though an error that is asked for is computed sooner."""
+    if compiled:
+        pytest.importorskip("numba")
+        monkeypatch.setattr(factors, "LEAST_NUMBERS", 0)
+
     def program(group: Group) -> Any:
         model, other = Wrapped(), Wrapped()
         handle = LowRank(model, group, 2, None, warmup_steps)
@@ -411,6 +419,25 @@ def test_a_checkpoint_goes_on_where_it_was(warmup_steps: int) -> None:
         return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
     assert together(Meeting(2), program) == [True, True]
+
+
+def test_a_checkpoint_without_residuals_of_the_rest_is_taken() -> None:
+    """As they were before factors had narrow lanes."""
+
+    def program(group: Group) -> Any:
+        model, other = Wrapped(), LowRank(Wrapped(), group, 2)
+        handle = LowRank(model, group, 2)
+        model.backward(flat_of(0, group.rank), 1)
+        other.forget()
+        saved = handle.state_dict()
+        biases = [name for name in saved["error"] if name.endswith("bias")]
+        old = {name: each for name, each in saved["error"].items() if name not in biases}
+        other.load_state_dict({**saved, "error": old})
+        found = other.state_dict()["error"]
+        assert all(torch.equal(found[name], each) for name, each in old.items())
+        return len(biases), any(found[name].any() for name in biases)
+
+    assert together(Meeting(2), program) == [(2, False)] * 2
 
 
 def test_a_scaler_s_overflow_reaches_all_and_errors_follow_its_scale() -> None:
