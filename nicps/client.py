@@ -126,7 +126,7 @@ class Session:
         Args:
             residual: of a job whose steps take several rounds (`nicps.steps`): float32 (n,), which the program writes.
                 In a job that is resumed it gets what this host has kept.
-            settle: called before that is read or replaced, between steps: brings it up to date.
+            settle: called before that is read or replaced, also in the middle of a step: brings it up to date.
             plan: of a job whose steps have one (`priorities`), with a residual: the first one. `lanes` are those of the
                 largest round of channel 0 then.
 

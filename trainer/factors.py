@@ -65,7 +65,7 @@ class Factors:
         self.room = room_of(first, rank * sum(columns for _, columns in shapes) + others)
 
     def settle(self) -> None:
-        """Bring `error` up to date, between steps."""
+        """Bring `error` up to date. In the middle of a step it is that of the one before."""
         for matrix in self._matrices:
             matrix.settle()
 

@@ -59,7 +59,7 @@ class FactorLoops:
         self._result(*_addresses(left, right, out, row), *out.shape, _begun(out))
 
     def take_off(self, visited: F32, left: F32, right: F32, out: F32) -> None:
-        """The error that `project` adds, to `out`, which may be `visited`."""
+        """The error that `project` adds, to `out`."""
         self._off(*_addresses(visited, left, right, out), *out.shape)
 
 

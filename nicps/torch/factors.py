@@ -123,31 +123,36 @@ class Matrix:
 
     @property
     def error(self) -> torch.Tensor:
-        """What has not been applied yet of this member's gradients, float32 (rows, columns). Between steps only.
+        """What has not been applied yet of this member's gradients, float32 (rows, columns).
 
-        It may be changed in place.
+        Between steps it may be changed in place.
         """
         self.settle()
         return self._home
 
     def settle(self) -> None:
-        """Bring to its place what `error` is."""
-        if self.loops is not None:
-            self.loops.take_off(*map(_array, (self._visited, *self._taken, self._home)))
-        else:
-            for at in range(0, len(self._home), self._step):
-                self._take_off(at, self._home[at : at + self._step])
+        """Bring to its place what `error` is. In the middle of a step it is that of the one before."""
+        for at in range(0, len(self._home), self._step):
+            here = slice(at, at + self._step)
+            error = self._term[: len(self._home[here])]
+            self._take_off(here, error)
+            if self._visits is self._home:
+                self._visited[here] = self._home[here]  # V of the step under way
+            self._home[here] = error
         if self._visits is self._home:
             self._visits = self._visited
         self._visited = self._home
         for factor in self._taken:
             factor.zero_()
 
-    def _take_off(self, at: int, out: torch.Tensor) -> None:
-        """The error of a block of rows."""
-        left, right = self._taken
-        here = self._visited[at : at + self._step]
-        torch.addmm(here, left[:, at : at + self._step].t(), right, alpha=-1, out=out)
+    def _take_off(self, here: slice, out: torch.Tensor) -> None:
+        """The error of some rows, with the bits that `project` adds."""
+        left, right = self._taken[0][:, here], self._taken[1]
+        if self.loops is not None:
+            given = self._visited[here], left.contiguous(), right, out
+            self.loops.take_off(*map(_array, given))
+        else:
+            torch.addmm(self._visited[here], left.t(), right, alpha=-1, out=out)
 
     def project(self, gradient: torch.Tensor) -> F32:
         """The first visit: V, the error and the gradient (rows, columns) together. P of that, (rank, rows)."""
@@ -158,7 +163,7 @@ class Matrix:
             return _array(left)
         for at in range(0, len(gradient), self._step):
             here = self._visits[at : at + self._step]
-            self._take_off(at, here)
+            self._take_off(slice(at, at + self._step), here)
             torch.add(gradient[at : at + self._step], here, out=here)
             torch.mm(here, self.start.t(), out=left[:, at : at + self._step].t())
         return _array(left)

@@ -117,6 +117,28 @@ def test_nothing_is_lost(make: Make) -> None:
     torch.testing.assert_close(applied + left, given, atol=1e-4, rtol=0)
 
 
+def test_an_error_that_is_asked_for_in_the_middle_of_a_step_changes_nothing(make: Make) -> None:
+    """A job's program writes it while it waits for a sum: whichever buffer it is in, and again."""
+    asked, other = make(2), make(2)
+    for k in range(4):
+        before = [matrix.error.clone() for matrix in other] if k != 2 else None
+        found = []
+        for matrices in (asked, other):
+            values = gradients(k)
+            total = sum(m.project(v).copy() for m, v in zip(matrices, values, strict=True))
+            for matrix in matrices:
+                matrix.take_basis(total)
+            if matrices is asked:
+                errors = [matrix.error.clone() for matrix in asked]
+                assert before is None or all(map(torch.equal, errors, before))
+                assert all(map(torch.equal, (matrix.error for matrix in asked), errors))
+            mean = sum(m.project_back().copy() for m in matrices) / np.float32(SIZE)
+            for matrix, value in zip(matrices, values, strict=True):
+                matrix.apply(mean, value, commit=True)
+            found.append([*values, *(matrix.start for matrix in matrices)])
+        assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_not_finite_at_one_is_nan_at_all_and_changes_nothing(
     wrong: float, make: Make
