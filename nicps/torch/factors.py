@@ -16,6 +16,7 @@ own, P and Q before they are summed and the error, is made by BLAS or these loop
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ F64 = npt.NDArray[np.float64]
 
 #: Of all matrices together. The loops save 2 ms of a step's processor time then: 1,000 steps pay for compiling.
 LEAST_NUMBERS = 1 << 20
+_LARGEST_RANK = 16  # the compiler does not unroll loops over more columns, and then they are slower than PyTorch
 _F32: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever a script has as its defaults
 _BLOCK = 1 << 16  # numbers of a visit's block: 256 KB, which stay in the cache
 #: What is left of a column after the others are taken out: below it is only rounding.
@@ -155,18 +157,29 @@ class Matrix:
             torch.addmm(self._visited[here], left.t(), right, alpha=-1, out=out)
 
     def project(self, gradient: torch.Tensor) -> F32:
-        """The first visit: V, the error and the gradient (rows, columns) together. P of that, (rank, rows)."""
+        """The first visit: V, the error and the gradient (rows, columns) together. P of that, (rank, rows).
+
+        Each column of P is divided by a power of two that all members know, or with Q's it would have the square of the
+        gradients' scale. A basis does not depend on that.
+        """
         left, _ = self._takes
         if self.loops is not None:
             before = gradient, self._visited, *self._taken
             self.loops.project(*map(_array, (*before, self._visits, self.start, left)))
-            return _array(left)
+        else:
+            self._project(gradient, left)
+        _, exponents = np.frexp(np.abs(_array(self.start)).max(axis=1, keepdims=True, initial=0.0))
+        scaled: F32 = np.ldexp(_array(left), -exponents)
+        return scaled
+
+    def _project(self, gradient: torch.Tensor, left: torch.Tensor) -> None:
+        """What the loops do, with PyTorch's operations."""
         for at in range(0, len(gradient), self._step):
             here = self._visits[at : at + self._step]
-            self._take_off(slice(at, at + self._step), here)
-            torch.add(gradient[at : at + self._step], here, out=here)
+            error = self._term[: len(here)]
+            self._take_off(slice(at, at + self._step), error)
+            torch.add(gradient[at : at + self._step], error, out=here)
             torch.mm(here, self.start.t(), out=left[:, at : at + self._step].t())
-        return _array(left)
 
     def take_basis(self, total: F32) -> bool:
         """P summed over the members, (rank, rows). Whether it is finite."""
@@ -216,7 +229,8 @@ def accelerate(matrices: Collection[Matrix]) -> None:
     """Give matrices their loops, if together they are large enough, before other members wait for this one."""
     if sum(math.prod(matrix.shape) for matrix in matrices) >= LEAST_NUMBERS:
         for matrix in matrices:
-            matrix.loops = _compiled(len(matrix.start))
+            if len(matrix.start) <= _LARGEST_RANK:
+                matrix.loops = _compiled(len(matrix.start))
 
 
 @functools.cache
@@ -232,6 +246,7 @@ def exchange(
     rest: Sequence[tuple[F32, F32]],
     add: Callable[[F32], F32],
     combine: Callable[[F32, F32], F32],
+    per_fragment: int = 1,
 ) -> None:
     """A step's two rounds. All members see the same sums, so all do the same after each.
 
@@ -241,39 +256,53 @@ def exchange(
         add: sums up a vector over the members, or any multiple of that: it chooses the basis, and no more.
         combine: sums up a vector over the members, or takes the mean: of that the results are. It adds the residual, of
             the same length, and puts in its place what of both is not in the sum.
+        per_fragment: how many numbers share an exponent on the wire: each matrix begins with the first one, and so does
+            the rest, or a large one beside a small one would leave nothing of it.
     """
     finite = True
     if matrices:
         parts = [matrix.project(value) for matrix, value in matrices]
-        for (matrix, _), part in zip(matrices, _cut(add(_one(parts)), parts), strict=True):
+        total = add(_one(parts, per_fragment))
+        for (matrix, _), part in zip(matrices, _cut(total, parts, per_fragment), strict=True):
             finite = matrix.take_basis(part) and finite
     own = [matrix.project_back() for matrix, _ in matrices]
-    parts = [*own, *(value for value, _ in rest)]
-    left = _one([*map(np.zeros_like, own), *(residual for _, residual in rest)])
-    found = combine(_one(parts), left)
+    values, residuals = [value for value, _ in rest], [residual for _, residual in rest]
+    parts = [*own, _one(values)]
+    left = _one([*map(np.zeros_like, own), _one(residuals)], per_fragment)
+    found = combine(_one(parts, per_fragment), left)
     finite = finite and bool(np.isfinite(found).all())
-    results, lacking = _cut(found, parts), _cut(left, parts)
-    for (matrix, value), mean, part, lacks in zip(matrices, results, own, lacking, strict=False):
+    *means, others = _cut(found, parts, per_fragment)
+    *lacking, others_left = _cut(left, parts, per_fragment)
+    for (matrix, value), mean, part, lacks in zip(matrices, means, own, lacking, strict=True):
         part -= lacks  # it stays in the error
         matrix.apply(mean, value, commit=finite)
-    at = len(matrices)
-    for (place, residual), part, lacks in zip(rest, results[at:], lacking[at:], strict=True):
+    for place, part in zip(values, _cut(others, values), strict=True):
         place[:] = part
-        if finite:
-            residual[:] = lacks
+    if finite:
+        for place, part in zip(residuals, _cut(others_left, residuals), strict=True):
+            place[:] = part
 
 
-def _one(parts: list[F32]) -> F32:
-    return np.concatenate([part.reshape(-1) for part in parts])
+def _one(parts: Sequence[F32], per: int = 1) -> F32:
+    """One behind the other, each from a multiple of `per` on."""
+    ends = [*itertools.accumulate((_places(part, per) for part in parts), initial=0)]
+    whole = np.zeros(ends[-1], np.float32)
+    for part, at in zip(parts, ends, strict=False):
+        whole[at : at + part.size] = part.reshape(-1)
+    return whole
 
 
-def _cut(whole: F32, like: list[F32]) -> list[F32]:
+def _cut(whole: F32, like: Sequence[F32], per: int = 1) -> list[F32]:
     """The parts of a vector that `_one` has made."""
     found, at = [], 0
     for part in like:
         found.append(whole[at : at + part.size].reshape(part.shape))
-        at += part.size
+        at += _places(part, per)
     return found
+
+
+def _places(part: F32, per: int) -> int:
+    return -(-part.size // per) * per
 
 
 def _array(tensor: torch.Tensor) -> F32:

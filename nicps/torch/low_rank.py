@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from nicps.collective import Group
+from nicps.collective.lanes import PER_FRAGMENT
+from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
 from nicps.torch.callbacks import callback
 from nicps.torch.compress import Averaging, Figures, Losses, Scaler, check_lane, check_parameter
@@ -93,8 +95,9 @@ class LowRank(Losses):
         self._by_id: dict[int, Matrix] = {}
         #: Of what is exchanged as it is: what rounding has left over.
         self._residuals: dict[str, torch.Tensor] = {}
-        self._residual_by_id: dict[int, torch.Tensor] = {}
+        self._names: dict[int, str] = {}
         for number, (name, parameter) in enumerate(model.module.named_parameters()):
+            self._names[id(parameter)] = name
             if not parameter.requires_grad:
                 continue
             check_parameter(name, parameter)
@@ -104,8 +107,7 @@ class LowRank(Losses):
                 self._matrices[name] = matrix = Matrix(rows, columns, rank, number)
                 self._by_id[id(parameter)] = matrix
             else:
-                self._residuals[name] = residual = torch.zeros(parameter.numel())
-                self._residual_by_id[id(parameter)] = residual
+                self._residual(parameter)
         accelerate(self._matrices.values())
         self._model = model  # its parameters' ids must stay theirs
         self._scaler, self._scale = scaler, 1.0
@@ -156,6 +158,14 @@ class LowRank(Losses):
 
     def renew(self) -> None:
         """As `Renewed`: `warm_start` has what all ranks must have alike."""
+
+    def _residual(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Of one that is no matrix; it may have been frozen so far."""
+        name = self._names[id(parameter)]
+        if name not in self._residuals:
+            size = parameter.numel()
+            self._residuals[name] = torch.zeros(size, dtype=torch.float32, device="cpu")
+        return self._residuals[name]
 
     def _errors(self) -> dict[str, torch.Tensor]:
         """What is left over of each parameter, to be read or changed."""
@@ -216,7 +226,7 @@ class LowRank(Losses):
             at += len(here)
             matrix = self._by_id.get(id(parameter))
             if matrix is None:
-                rest.append((here, self._residual_by_id[id(parameter)]))
+                rest.append((here, self._residual(parameter)))
             else:
                 matrices.append((matrix, here.view(matrix.shape)))
         return _Bucket(buffer, wide, matrices, rest)
@@ -228,7 +238,13 @@ class LowRank(Losses):
         matrices = [each for bucket in self._open for each in bucket.matrices]
         rest = [(here.numpy(), left.numpy()) for bucket in self._open for here, left in bucket.rest]
         # What rounding leaves over of P is owed to nobody: P chooses a basis.
-        exchange(matrices, rest, lambda p: self._average(p, np.zeros_like(p)), self._average)
+        exchange(
+            matrices,
+            rest,
+            lambda p: self._average(p, np.zeros_like(p)),
+            self._average,
+            PER_FRAGMENT * 32 // LANES[self.lane],
+        )
         for bucket in self._open:
             self.figures.buckets += 1
             self.figures.numbers += len(bucket.wide)
