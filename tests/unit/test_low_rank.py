@@ -368,6 +368,53 @@ def test_narrow_lanes_lose_nothing(lane: str) -> None:
     assert biases > 1e-4 or lane != "i8"
 
 
+@pytest.mark.parametrize("least", [1e-2, 1e-4])
+def test_a_matrix_of_small_gradients_is_not_lost_beside_one_of_large_ones(least: float) -> None:
+    """Their factors share no fragment, so in 8 bits the small one follows its gradients as it does in 32."""
+
+    def program(group: Group, lane: str) -> Any:
+        model = Wrapped()
+        handle = LowRank(model, group, 2, lane=lane)
+        found = []
+        for k in range(20):
+            # As DDP has them: the second layer's bias and matrix, and then the first one's.
+            layers = flat_of(0, 0) + 0.3 * flat_of(k + 1, group.rank)
+            layers[70 + 4200 :] *= least
+            found.append(model.backward(layers, 1)[70 + 4200 + 60 :])
+        return found, handle.state_dict()["error"]["0.weight"].norm()
+
+    narrow, wide = (
+        together(Meeting(2), lambda g, lane=lane: program(g, lane))[0] for lane in ("i8", "i32")
+    )
+    assert all(each.any() for each in narrow[0])
+    assert narrow[1] < 1.2 * wide[1]
+
+
+def test_a_parameter_may_have_been_frozen_and_a_script_may_have_other_defaults() -> None:
+    def program(group: Group) -> Any:
+        model = Wrapped()
+        bias = model.module[0].bias
+        bias.requires_grad_(False)
+        torch.set_default_dtype(torch.float64)
+        try:
+            handle = LowRank(model, group, 2, lane="i32")
+        finally:
+            torch.set_default_dtype(torch.float32)
+        bias.requires_grad_(True)
+        return model.backward(flat_of(0, group.rank), 1), set(handle.state_dict()["error"])
+
+    for found, names in together(Meeting(1), program):
+        torch.testing.assert_close(found[:70], flat_of(0, 0)[:70])
+        assert names == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_loops_are_for_ranks_that_the_compiler_unrolls() -> None:
+    pytest.importorskip("numba")
+    large = [Matrix(1024, 1024, rank, 0) for rank in (16, 17)]
+    accelerate(large)
+    assert [matrix.loops is not None for matrix in large] == [True, False]
+
+
 def test_a_warmup_that_is_rolled_back_goes_on() -> None:
     """All ranks load a checkpoint of the warm-up after its end: they, and a late one, average in lanes again."""
 
