@@ -76,7 +76,8 @@ class PlannedStep:
         """Whether the program has something to do now.
 
         Rounds of different channels may wait for one another in the program: it is let alone as long as a round that it
-        has offered is not committed.
+        has offered is not committed. But until a round of the step is committed, all of them wait for the first one of
+        channel 0, whose list is the step's. So before it has offered to that one, it waits for nobody else.
 
         Args:
             closed: it has no part in the step.
@@ -84,6 +85,8 @@ class PlannedStep:
         if self._unread:
             return True
         heads = [(c, r) for c, r in enumerate(self._open) if self._is_of_step(c, r)]
+        if not self.under_way:
+            heads = heads[:1]
         return not closed and not any(head in self._offered for head in heads)
 
     def _is_of_step(self, channel: int, round_: int) -> bool:

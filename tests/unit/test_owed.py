@@ -51,15 +51,29 @@ def test_it_begins_where_the_rounds_are() -> None:
 def test_a_round_on_its_way_excuses_the_others() -> None:
     step = PlannedStep(planned(), (3, 3))
     assert step.owes(closed=False) and not step.owes(closed=True)
-    step.note_offered(1, 3)
-    assert not step.owes(closed=False)
-    step.note_committed(1, 3)
-    assert step.owes(closed=False) and step.owes(closed=True), "it has not read the sum"
-    step.note_read(1, 3)
-    assert step.owes(closed=False), "channel 0 has had nothing"
-    assert not step.owes(closed=True)
     step.note_offered(0, 3)
     assert not step.owes(closed=False)
+    step.note_committed(0, 3)
+    assert step.owes(closed=False) and step.owes(closed=True), "it has not read the sum"
+    step.note_read(0, 3)
+    assert step.owes(closed=False), "channel 1 has had nothing"
+    assert not step.owes(closed=True)
+    step.note_offered(1, 3)
+    assert not step.owes(closed=False), "channel 0 may wait for it"
+
+
+def test_a_round_that_waits_for_the_steps_list_excuses_nothing() -> None:
+    """The list is that of the first round of channel 0, for which all wait."""
+    step = PlannedStep(planned(), (3, 3))
+    step.note_offered(1, 3)
+    assert step.owes(closed=False) and not step.owes(closed=True)
+    step.note_offered(0, 3)
+    assert not step.owes(closed=False)
+    for channel, round_ in ((0, 3), (1, 3), (0, 4)):
+        step.note_committed(channel, round_)
+        step.note_read(channel, round_)
+    step.note_offered(1, 4)
+    assert step.current == 1 and step.owes(closed=False), "so it is in each step"
 
 
 def entered(phase: Phase, *rounds: int) -> Program:
@@ -81,6 +95,7 @@ def test_its_duty_follows() -> None:
     program = entered(phase)
     assert program.duty == "work"
     program.note_offered(1, 3)
+    assert program.duty == "work", "nobody knows the list of the step yet"
     program.note_offered(0, 3)
     assert program.duty == ""
     (told,) = program.show_commit(1.0, commit(1, 3, phase), 0.0)

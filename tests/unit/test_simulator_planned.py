@@ -166,6 +166,37 @@ def test_a_step_closes_without_a_program_that_is_called_back_to_its_phase(
     assert schedules.finish(lan).what == "done" and killed and behind
 
 
+def test_a_program_that_stops_before_it_offers_to_a_steps_first_round_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in seed 578: it has offered on another channel, whose rounds wait for the list of that first round."""
+    lans = (PlannedLan(seed, random.Random(seed), 4, Conditions()) for seed in itertools.count())
+    lan = next(each for each in lans if each.plan.quorum == 1 and len(each.first_plan) > 1)
+    offer, ends = PlannedProgram._offer_part, PlannedChecks.ends
+    elsewhere, ended = set[int](), list[str]()
+
+    def stop(self: PlannedProgram, phase: Any, channel: int, round_: int, *rest: Any) -> Any:
+        mine = self.host.index == 1 and not ended
+        while mine and (channel, round_) == (0, self._base[0]) and self.state.trained:
+            if self._serial in elsewhere:
+                self.host.hang()
+            yield 1e-3
+        yield from offer(self, phase, channel, round_, *rest)
+        if mine and channel:
+            elsewhere.add(self._serial)
+
+    def note(self: PlannedChecks, host: PlannedHost, reason: str) -> None:
+        ends(self, host, reason)
+        ended.append(reason)
+
+    monkeypatch.setattr(PlannedProgram, "_offer_part", stop)
+    monkeypatch.setattr(PlannedChecks, "ends", note)
+    lan.hosts[0].submit()
+    lan.at(schedules.WATCH_S, lambda: schedules.watch(lan, "", 0.0))
+    assert schedules.finish(lan).what == "done"
+    assert ended[0].startswith("it has not moved")
+
+
 # ---- mistakes that are made on purpose
 
 
