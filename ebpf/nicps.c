@@ -11,9 +11,10 @@
 #include "nicps_members.h"
 #include "nicps_parse.h"
 
-/* The room of the exchange, once it is loaded: the verifier walks each program alone. */
-BPF_PROG_ARRAY(nicps_rooms, 1);
+/* The rooms of the exchange and of direct calls, once they are loaded: the verifier walks each program alone. */
+BPF_PROG_ARRAY(nicps_rooms, 2);
 
+#include "nicps_direct.h"
 #include "nicps_fragment.h"
 #include "nicps_stripes.h"
 #include "nicps_token.h"
@@ -105,6 +106,11 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
 	case NICPS_TYPE_HELD:
 	case NICPS_TYPE_TAKEN:
 		nicps_rooms.call(ctx, NICPS_ROOM_EXCHANGE);
+		return nicps_drop(NICPS_COUNT_MODE);
+	case NICPS_TYPE_NUMBERS:
+	case NICPS_TYPE_MARKED:
+	case NICPS_TYPE_WITHDRAWN:
+		nicps_rooms.call(ctx, NICPS_ROOM_DIRECT);
 		return nicps_drop(NICPS_COUNT_MODE);
 	case NICPS_TYPE_CALL:
 	case NICPS_TYPE_ANSWER:
@@ -232,6 +238,51 @@ int nicps_stripes(struct xdp_md *ctx)
 	verdict = nicps_sealed(nicps_striped(&cursor, ethernet, config), ethernet,
 			       config);
 	return nicps_tag_out(ctx, verdict, nicps_priority(ctx), config);
+}
+
+/* Reached by a tail call from nicps_xdp: the frame is of a direct call. */
+int nicps_direct(struct xdp_md *ctx)
+{
+	struct nicps_cursor cursor = nicps_cursor_of(ctx);
+	struct ethhdr *ethernet = nicps_take_ethernet(&cursor);
+	const struct nicps_config *config = nicps_config();
+	const struct nicps_channel *channel;
+	const struct nicps_member *member;
+	struct nicps_header *header;
+	struct nicps_sender sender;
+	u32 reason;
+
+	if (!ethernet || !config)
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	header = nicps_open(&cursor, config, &reason);
+	if (!header)
+		return nicps_drop(reason);
+	sender = nicps_sender_of(header);
+	if (!config->enabled)
+		return nicps_drop(NICPS_COUNT_DISABLED);
+	if (sender.view != config->view)
+		return nicps_drop(NICPS_COUNT_VIEW);
+	if (sender.number == config->number)
+		return nicps_drop(NICPS_COUNT_ECHO);
+	channel = nicps_channel(sender.channel);
+	if (!channel || !channel->direct)
+		return nicps_drop(NICPS_COUNT_MODE);
+	member = nicps_live(config, sender.number);
+	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
+		return nicps_drop(NICPS_COUNT_STRANGER);
+	return nicps_direct_frame(ctx, &cursor, ethernet, header, &sender, member->mac,
+				  config);
+}
+
+/* At the interface that a training program writes to: nothing else comes from there. */
+int nicps_confined(struct __sk_buff *skb)
+{
+	const struct nicps_config *config = nicps_config();
+
+	if (config && nicps_confine(skb, config))
+		return bpf_redirect(config->iface, 0);
+	nicps_count(NICPS_COUNT_CONFINED);
+	return TC_ACT_SHOT;
 }
 
 int nicps_egress(struct __sk_buff *skb)

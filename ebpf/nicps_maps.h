@@ -9,7 +9,7 @@
 #include "nicps_shared_maps.h"
 
 BPF_F_TABLE("array", u32, struct nicps_config, config, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_limit, limits, NICPS_OTHERS + 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_limit, limits, NICPS_PROGRAM + 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_train, train, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);
@@ -27,8 +27,25 @@ BPF_F_TABLE("array", u32, struct nicps_sent, sent,
 _Static_assert(NICPS_COUNTS == NICPS_SENDERS + NICPS_CHANNELS - 1,
 	       "each channel above 0 has a row of counts behind those of the senders");
 
+/* Direct calls: by channel and parity; numbers also by member and fragment. */
+BPF_F_TABLE("array", u32, struct nicps_desk, desks, NICPS_CHANNELS *NICPS_BANKS,
+	    BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_numbers_of, numbers,
+	    NICPS_CHANNELS *NICPS_BANKS *NICPS_DESK_MEMBERS *NICPS_DESK_FRAGMENTS,
+	    BPF_F_MMAPABLE);
+
 /* A page, a hundred records. */
 BPF_RINGBUF_OUTPUT(doorbell, 1);
+
+/* By channel: they wake the program's thread. */
+BPF_RINGBUF_OUTPUT(call_bell_0, 1);
+BPF_RINGBUF_OUTPUT(call_bell_1, 1);
+BPF_RINGBUF_OUTPUT(call_bell_2, 1);
+BPF_RINGBUF_OUTPUT(call_bell_3, 1);
+BPF_RINGBUF_OUTPUT(call_bell_4, 1);
+BPF_RINGBUF_OUTPUT(call_bell_5, 1);
+BPF_RINGBUF_OUTPUT(call_bell_6, 1);
+BPF_RINGBUF_OUTPUT(call_bell_7, 1);
 
 /*
  * Maps as large as a job's vectors: the agent makes them and puts them in here.
@@ -117,6 +134,22 @@ static __always_inline struct nicps_sent *nicps_sent(u32 channel, u32 bank,
 	return sent.lookup(&key);
 }
 
+static __always_inline struct nicps_desk *nicps_desk(u32 channel, u32 bank)
+{
+	u32 key = channel * NICPS_BANKS + bank;
+
+	return desks.lookup(&key);
+}
+
+static __always_inline struct nicps_numbers_of *
+nicps_numbers_of(u32 channel, u32 bank, u32 member, u32 fragment)
+{
+	u32 key = (channel * NICPS_BANKS + bank) * NICPS_DESK_MEMBERS + member;
+
+	key = key * NICPS_DESK_FRAGMENTS + fragment;
+	return numbers.lookup(&key);
+}
+
 static __always_inline struct nicps_slot *nicps_slot(u32 index)
 {
 	u32 key = 0;
@@ -169,6 +202,39 @@ static __always_inline struct nicps_own *nicps_own(u32 index)
 static __always_inline long nicps_wake(struct nicps_bell *bell)
 {
 	return doorbell.ringbuf_output(bell, sizeof(*bell), BPF_RB_FORCE_WAKEUP);
+}
+
+/* The thread of that channel; without room it has not been awake for long, and looks by itself. */
+static __always_inline void nicps_wake_program(u32 channel)
+{
+	u64 word = 0;
+
+	switch (channel) {
+	case 0:
+		call_bell_0.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 1:
+		call_bell_1.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 2:
+		call_bell_2.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 3:
+		call_bell_3.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 4:
+		call_bell_4.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 5:
+		call_bell_5.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 6:
+		call_bell_6.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	case 7:
+		call_bell_7.ringbuf_output(&word, sizeof(word), BPF_RB_FORCE_WAKEUP);
+		break;
+	}
 }
 
 #endif /* NICPS_MAPS_H */

@@ -77,6 +77,12 @@ nicps_take_contribution(struct nicps_cursor *cursor)
 	return nicps_take(cursor, sizeof(struct nicps_contribution));
 }
 
+static __always_inline struct nicps_numbers *
+nicps_take_numbers(struct nicps_cursor *cursor)
+{
+	return nicps_take(cursor, sizeof(struct nicps_numbers));
+}
+
 static __always_inline struct nicps_push *nicps_take_push(struct nicps_cursor *cursor)
 {
 	return nicps_take(cursor, sizeof(struct nicps_push));

@@ -27,7 +27,13 @@
 
 #define NICPS_PRIORITY_CONTROL 7 /* of tokens and control frames, in 802.1p tags */
 
-#define NICPS_ROOM_EXCHANGE 0 /* place in nicps_rooms */
+#define NICPS_ROOM_EXCHANGE 0 /* places in nicps_rooms */
+#define NICPS_ROOM_DIRECT 1
+
+#define NICPS_DESK_MEMBERS 16 /* numbers of members in direct calls, from 1 */
+#define NICPS_DESK_FRAGMENTS 4 /* of each of them */
+#define NICPS_MARKED 1 /* verdict: this host has the numbers of all, and has said so */
+#define NICPS_WITHDRAWN 2 /* verdict: this host goes on without the call */
 
 #define NICPS_WORKERS 64 /* members that may push to a server */
 #define NICPS_PARAMETER_BITS 40 /* servers hold multiples of 2**-40 */
@@ -36,6 +42,7 @@
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
 
 #define NICPS_MARK 0x6e696370 /* of the agent's sockets: their frames are signed */
+#define NICPS_DIRECT_RATE 100000 /* frames of direct calls a second that a program may send */
 #define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
 #define NICPS_LAST_HOP 0xffffffff /* of a generation, which then must rise */
 #define NICPS_LAST_SEQUENCE 0xffffffff /* of a view, which then needs a new one */
@@ -48,6 +55,7 @@
 #define NICPS_OTHERS_RATE 1000
 #define NICPS_OTHERS \
 	65 /* place in nicps_limits; members and the switch have their numbers */
+#define NICPS_PROGRAM 66 /* the same of the training program */
 #define NICPS_SECOND_NS 1000000000
 
 #define NICPS_PLACES 2 /* of a fragment at a switch: for a round, and for one before */
@@ -93,6 +101,8 @@ struct nicps_config {
 	__u32 settled; /* the last round of servers that was committed with a list */
 	__u32 staleness; /* a push counts 1 / staleness; otherwise all count alike */
 	__u32 tags; /* frames go out with an 802.1p tag */
+	__u32 iface; /* index of the interface */
+	__u32 even; /* 0 */
 	__u32 rest_view[2]; /* by parity: of the round whose remainders a switch adds */
 	__u8 rest_behind[2]; /* by parity: how many rounds before it is; 0: none */
 	__u8 seal[6]; /* destination of frames that go up: the agent takes no others */
@@ -118,7 +128,35 @@ struct nicps_channel {
 	__u32 offered[2]; /* by parity: conversion of my lanes that counts; 0: none */
 	__u32 clock; /* as in struct nicps_config */
 	__u32 priority; /* of its frames, in 802.1p tags */
+	__u32 direct; /* frames of direct calls are taken */
+	__u32 queue; /* of these: the class of the host's queue (SO_PRIORITY) */
 	__u32 reserved; /* records of maps are multiples of eight bytes */
+};
+
+/*
+ * A direct call on a channel, one for each parity of the calls since the last
+ * round (docs/direct.md). Everything in it changes under the claim.
+ */
+struct nicps_desk {
+	__u64 claim;
+	__u64 tag; /* open round of the channel << 32 | direct calls since the last one */
+	__u64 here; /* bit number - 1: the members all of whose numbers are here */
+	__u64 marks; /* the members that have marked, this one too */
+	__u64 gone; /* the members that have withdrawn */
+	__u64 agreed; /* the members that have said in a later view that they have marked */
+	__u32 view; /* the call's */
+	__u32 agreed_view; /* that later view */
+	__u32 own; /* this member's numbers have all been sent */
+	__u32 verdict;
+	__u32 call[NICPS_DESK_MEMBERS]; /* checksums */
+	__u32 size[NICPS_DESK_MEMBERS]; /* bytes of their numbers */
+	__u8 parts[NICPS_DESK_MEMBERS]; /* fragments of their numbers */
+	__u8 have[NICPS_DESK_MEMBERS]; /* bits of those that are here */
+};
+
+/* A fragment of a member's numbers. */
+struct nicps_numbers_of {
+	__u8 byte[NICPS_LANE_BYTES];
 };
 
 /*
@@ -157,6 +195,7 @@ struct nicps_window {
 	__u64 answers;
 	__u64 asked;
 	__u64 pulled[2];
+	__u64 repeated[2]; /* direct calls: frames that were answered, by the way on which they left */
 };
 
 /*
@@ -429,6 +468,8 @@ enum nicps_count {
 	NICPS_COUNT_ACKNOWLEDGED, /* fragment of an own step that a server has added */
 	NICPS_COUNT_REFUSED, /* question that was answered with a reason, or such an answer */
 	NICPS_COUNT_FULL, /* fragment of a step for parameters near the limits */
+	NICPS_COUNT_DIRECT, /* frame of a direct call, taken */
+	NICPS_COUNT_CONFINED, /* frame of a training program that it may not send */
 	NICPS_COUNTERS,
 };
 

@@ -422,6 +422,9 @@ class ThreadLink:
             raise
         return Round(self._round, found)
 
+    def gather(self, *_: object) -> None:
+        """All calls take rounds."""
+
     def leave(self) -> None:
         """After the last call."""
         self.closed = "left"

@@ -22,6 +22,9 @@
 #define NICPS_MAX_CHANNELS 8               /* channels of a phase */
 #define NICPS_CHANNEL_MASK 57344           /* bits of `flags`: the channel's number */
 #define NICPS_CHANNEL_SHIFT 13             /* the lowest of these bits */
+#define NICPS_DIRECT_MEMBERS 16            /* members of a direct call at most */
+#define NICPS_DIRECT_FRAGMENTS 4           /* fragments of a member there */
+#define NICPS_SHORT_BYTES 64               /* payload of a short fragment there */
 #define NICPS_NAME_BYTES 14                /* host name in a member list */
 #define NICPS_QUANTUM 256                  /* fragments by which a member may be ahead of its sums, where a switch adds */
 #define NICPS_SWITCH 2673237782643         /* MAC address of a switch that adds */
@@ -64,6 +67,10 @@ enum nicps_type {
 	NICPS_TYPE_PULL = 21,         /* with servers: a worker lacks these parameters; to a server, or to its partner */
 	NICPS_TYPE_HELD = 22,         /* with servers: the answer, these parameters */
 	NICPS_TYPE_TAKEN = 23,        /* with servers: a part of a step is added, or why something is not done */
+	NICPS_TYPE_NUMBERS = 24,      /* of a direct call: a part of a member's numbers, to all */
+	NICPS_TYPE_MARKED = 25,       /* of a direct call: its sender has the numbers of all */
+	NICPS_TYPE_WITHDRAWN = 26,    /* of a direct call: its sender never marks it */
+	NICPS_TYPE_SETTLE = 27,       /* of a direct call of an earlier view: has the member marked it, or will it never? */
 };
 
 /* The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`). */
@@ -75,7 +82,7 @@ enum nicps_flag {
 	NICPS_FLAG_TOKEN_WANTED = 16, /* WANT: hand me the token */
 	NICPS_FLAG_ADD = 32,          /* a fragment that the switch is to add; of sender 0, the sum */
 	NICPS_FLAG_ANSWER = 64,       /* made by the XDP program out of a frame that came: it has numbers of its own */
-	NICPS_FLAG_COMPLETE = 128,    /* WANT: this member has all that the round's closed list comes to */
+	NICPS_FLAG_COMPLETE = 128,    /* WANT: this member has all that the round's closed list comes to; NUMBERS: those of all */
 	NICPS_FLAG_OFFERED = 256,     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
 	NICPS_FLAG_SAVES = 512,       /* with COMPLETE: as the mark SAVES; with a stop, as that of the round before */
 	NICPS_FLAG_GOES_ON = 1024,    /* WANT: as the mark GOES_ON */
@@ -504,6 +511,50 @@ struct nicps_taken {
 	__u8 reserved;    /* 0 */
 };
 _Static_assert(sizeof(struct nicps_taken) == 24, "struct nicps_taken has a hole");
+
+/* A part of a member's numbers in a direct call (docs/direct.md); `SHORT_BYTES` or `PAYLOAD_BYTES` of them follow. */
+struct nicps_numbers {
+	__be32 call;    /* checksum of what is called; the same at all members */
+	__be32 number;  /* direct calls on the channel since the last round, before this one */
+	__be16 size;    /* bytes of this member's numbers */
+	__u8 index;     /* place among the fragments, from 0 */
+	__u8 fragments; /* fragments of this member's numbers */
+	__be32 view;    /* the call's view; in an answer to SETTLE, an earlier one */
+};
+_Static_assert(sizeof(struct nicps_numbers) == 16, "struct nicps_numbers has a hole");
+
+/* Its sender has the numbers of all members in that call. Nothing follows. */
+struct nicps_marked {
+	__be32 call;    /* checksum of what is called; the same at all members */
+	__be32 number;  /* direct calls on the channel since the last round, before this one */
+	__be16 size;    /* bytes of this member's numbers */
+	__u8 index;     /* place among the fragments, from 0 */
+	__u8 fragments; /* fragments of this member's numbers */
+	__be32 view;    /* the call's view; in an answer to SETTLE, an earlier one */
+};
+_Static_assert(sizeof(struct nicps_marked) == 16, "struct nicps_marked has a hole");
+
+/* Its sender goes on without that call, and never marks it. Nothing follows. */
+struct nicps_withdrawn {
+	__be32 call;    /* checksum of what is called; the same at all members */
+	__be32 number;  /* direct calls on the channel since the last round, before this one */
+	__be16 size;    /* bytes of this member's numbers */
+	__u8 index;     /* place among the fragments, from 0 */
+	__u8 fragments; /* fragments of this member's numbers */
+	__be32 view;    /* the call's view; in an answer to SETTLE, an earlier one */
+};
+_Static_assert(sizeof(struct nicps_withdrawn) == 16, "struct nicps_withdrawn has a hole");
+
+/* The view has changed before its sender had the marks of all: has this member marked it? Nothing follows. */
+struct nicps_settle {
+	__be32 call;    /* checksum of what is called; the same at all members */
+	__be32 number;  /* direct calls on the channel since the last round, before this one */
+	__be16 size;    /* bytes of this member's numbers */
+	__u8 index;     /* place among the fragments, from 0 */
+	__u8 fragments; /* fragments of this member's numbers */
+	__be32 view;    /* the call's view; in an answer to SETTLE, an earlier one */
+};
+_Static_assert(sizeof(struct nicps_settle) == 16, "struct nicps_settle has a hole");
 
 /* Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md). */
 struct nicps_script {

@@ -17,6 +17,7 @@ from nicps import wire
 from nicps.agent.children import Children
 from nicps.agent.commands import Commands
 from nicps.agent.control import Access, ControlSocket
+from nicps.agent.direct import DirectRoom
 from nicps.agent.driver import Driver, log
 from nicps.agent.executor import Executor
 from nicps.agent.exporter import Exporter
@@ -133,6 +134,7 @@ class Agent:
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
         preparation = Preparation(driver, loop, children, settings.work, settings.runs, user)
+        direct = DirectRoom(self.dataplane, loop)
         executor = Executor(
             driver,
             loop,
@@ -145,10 +147,18 @@ class Agent:
             settings,
             user,
             lambda: preparation.folder,
+            direct.load,
         )
         self._stores = stores = Stores(driver, self._control, frames.send_control, nonce)
         program = Program(
-            driver, loop, children, self.dataplane, executor, settings.trainer, stores.open
+            driver,
+            loop,
+            children,
+            self.dataplane,
+            executor,
+            settings.trainer,
+            stores.open,
+            direct,
         )
         self._scripts = Scripts(
             driver,

@@ -44,6 +44,7 @@ class Executor:
 
     Args:
         prepared: the folder of a submitted job that its preparation has filled.
+        load_direct: loads what a group needs for direct calls.
 
     Attributes: `job`, its files. `streams`, the open files to be handed out, by number. `served`, what the job has of
     parameter servers.
@@ -62,11 +63,13 @@ class Executor:
         settings: AgentSettings,
         user: User,
         prepared: Callable[[], Path],
+        load_direct: Callable[[], None],
     ) -> None:
         self._driver, self._life, self._loop, self._children = driver, driver.life, loop, children
         self._dataplane, self._sender, self._timeline = dataplane, sender, timeline
         self._waits = waits
         self._settings, self._user, self._prepared = settings, user, prepared
+        self._load_direct = load_direct
         self.job: JobFiles | None = None
         self.served = served
         self.streams: dict[int, OutStream] = {}
@@ -204,8 +207,12 @@ class Executor:
             case slow_work.ReserveAccumulators(blocks, room, places, rooms, stripes):
                 reserved = self._here.reserved
                 sizes = rooms or _one(room), stripes or _one(places)
+                part = self._life.part
+                group = part is not None and part.job.group
 
                 def reserve() -> int | slow_work.StripesRefused:
+                    if group:
+                        self._load_direct()
                     try:
                         reserved[ticket] = Reserved.make(self._dataplane, blocks, *sizes)
                     except BpfLoadError as error:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from nicps.agent.children import Children
+from nicps.agent.direct import DirectRoom
 from nicps.agent.driver import Driver
 from nicps.agent.executor import Executor
 from nicps.agent.jobfiles import TRAINER_LOG
@@ -37,6 +38,7 @@ class Program:
     Args:
         trainer: the command that trains, in place of the job's own.
         open_store: makes a connection to the store of the group that the program is in.
+        direct: gives that program what it needs for direct calls.
 
     Attributes: `expects`, the program of a group is to attach here.
     """
@@ -50,10 +52,11 @@ class Program:
         executor: Executor,
         trainer: tuple[str, ...],
         open_store: Callable[[], int],
+        direct: DirectRoom,
     ) -> None:
         self._driver, self._life, self._loop = driver, driver.life, loop
         self._children, self._dataplane, self._executor = children, dataplane, executor
-        self._trainer, self._open_store = trainer, open_store
+        self._trainer, self._open_store, self._direct = trainer, open_store, direct
         self._number = 0
         self._child: Child | None = None
         self._gateway: Child | None = None  # between the agent and a program that speaks JSON
@@ -112,6 +115,7 @@ class Program:
                 self._children.end(child, _LAST_MOMENT_S if action.saved else 0.0)
         self._child = self._gateway = self._channel = None
         self._hurried = self._adopted = self.expects = False
+        self._direct.close()
         if self._arena is not None:
             self._loop.unwatch(self._doorbell)
             os.close(self._doorbell)
@@ -177,6 +181,7 @@ class Program:
 
     def _lose_connection(self) -> None:
         self._channel = None
+        self._direct.close()
         self._life.detach(self._number)
         if self._adopted:  # it is gone, as far as the agent can know
             driver, reason = self._driver, "it has closed its connection"
@@ -211,6 +216,8 @@ class Program:
             self._arena.phase = action.message.number
             # A round that had closed without it may be run again (R18).
             self._arena.closed = min(self._arena.closed, action.message.first_round - 1)
+        if self._adopted and (given := self._direct.enter(action.message)):
+            self._post(action.program, shared_form.Direct(), given)
         self._post(action.program, action.message, self._descriptors(action.message))
 
     def _descriptors(self, message: Message) -> tuple[int, ...]:

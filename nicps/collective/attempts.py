@@ -10,7 +10,14 @@ import numpy as np
 
 from nicps.collective.errors import CallMismatch, MemberLost
 from nicps.collective.kinds import Array
-from nicps.collective.rounds import Attempt, Changed, Differs, Exchange, Ranks
+from nicps.collective.rounds import (
+    Attempt,
+    Changed,
+    Differs,
+    DirectGather,
+    Exchange,
+    Ranks,
+)
 
 R = TypeVar("R")
 _TEXT_BYTES = 200  # of what a member says that it has called
@@ -23,6 +30,7 @@ def carried_out(
     ranks: Ranks,
     deadline: float,
     note: Callable[[Attempt], None],
+    direct: DirectGather | None = None,
 ) -> R:
     """What the call has come to.
 
@@ -30,13 +38,14 @@ def carried_out(
         text: what is called, the same at all members.
         deadline: on the monotonic clock.
         note: is told what has been exchanged, also where that is of no use.
+        direct: makes a direct call of what fits one.
 
     Raises:
         CallMismatch: the members have called different things.
         MemberLost: what a lost member would have given is needed.
     """
     while True:
-        attempt = Attempt(link, text, ranks, deadline)
+        attempt = Attempt(link, text, ranks, deadline, direct)
         try:
             result = carry_out(attempt)
         except Changed:

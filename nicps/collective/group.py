@@ -322,7 +322,7 @@ class Group(Operations):
         if self._link is None:
             self._spent[channel] = Spent(time.monotonic(), 0.0)
             return call.alone()
-        return self._attempt(call.carry_out, call.text, self._ranks, channel=channel)
+        return self._attempt(call.carry_out, call.text, self._ranks, channel=channel, direct=True)
 
     def _plan(self, plan: tuple[ChannelPlan, ...]) -> None:
         """As `plan`, in the thread."""
@@ -391,6 +391,7 @@ class Group(Operations):
         coming: Link | None = None,
         *,
         channel: int = 0,
+        direct: bool = False,
     ) -> R:
         """Carry a call out.
 
@@ -408,7 +409,9 @@ class Group(Operations):
             if coming is None:
                 self._note_lost(done.counted)
 
-        return carried_out(link.of(channel), carry_out, text, ranks, deadline, note)
+        of = link.of(channel)
+        gather = of.gather if direct else None
+        return carried_out(of, carry_out, text, ranks, deadline, note, gather)
 
     def spent(self, channel: int) -> Spent:
         """Of the last call on that channel; for a callback of its future."""

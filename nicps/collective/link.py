@@ -19,16 +19,22 @@ from nicps.errors import NetworkProblem
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
+from nicps.session.direct import DirectCall, DirectChannel, DirectMemory, Ending
 from nicps.session.fields import Message, encode
 from nicps.session.mailbox import Mailbox
 from nicps.session.messages import Error, JoinGroup
 from nicps.session.planned import MemberRounds
 from nicps.session.shared_form import ChannelPlan
 from nicps.session.sized import Round, Vector
+from nicps.wire import DIRECT_MEMBERS
 
 M = TypeVar("M", bound=Message)
 _ANSWER_S = 10.0  # beyond the agent's own limit
 _GOODBYE_S = 5.0
+#: Direct calls between two rounds at most: so agents hear of the group now and then.
+_MOST_DIRECT = 1 << 14
+#: After so many direct calls in a row that took a round, so many calls are not tried; then twice as many.
+_FAILURES, _FEW_SKIPS, _MOST_SKIPS = 3, 16, 1024
 
 
 class Link:
@@ -55,6 +61,9 @@ class Link:
         self.plan: tuple[ChannelPlan, ...] = (ChannelPlan(0, (self.room,)),)
         self._rounds: MemberRounds | None = None
         self._open = [0]  # the round of each channel that this program is to offer next
+        self._view = 0  # the one in force
+        self._direct: DirectMemory | None = None
+        self._directly: list[Directly] = []  # by channel
         self._leads = False
         self._decided: dict[int, shared_form.Decide] = {}  # of each channel's last round
         self._lost = ""  # why the group is over
@@ -150,7 +159,44 @@ class Link:
                 self._memory().of(channel).settle(commit, vector)
             self._send(shared_form.Read(round_, "", channel))
             self._open[channel] += 1
+            if channel < len(self._directly):
+                self._directly[channel].since = 0
         return found
+
+    def gather(
+        self, data: bytes, call: int, among: frozenset[int], deadline: float, channel: int
+    ) -> dict[int, bytes] | None:
+        """Give all members `data` in a direct call, and get theirs, by number; None: it takes a round.
+
+        Args:
+            call: a checksum of what is called.
+            among: members of the group; a view with others makes no direct calls.
+            deadline: on the monotonic clock.
+
+        Raises:
+            GroupClosed: the group is over here.
+        """
+        directly = self._directly[channel] if channel < len(self._directly) else None
+        if directly is None or not directly.tries():
+            return None
+        with self._in_exchange(channel):
+            view, live = self._look(channel, deadline)
+            if not live <= among or max(live) > DIRECT_MEMBERS:
+                return None
+            direct = DirectCall(view, self._open[channel], directly.since, call, live)
+            found = directly.calls.gather(direct, data, lambda: self._look(channel, deadline))
+            done = not isinstance(found, Ending) and len({said for said, _ in found.values()}) == 1
+            directly.note(done=done)
+            if isinstance(found, Ending) or not done:
+                return None
+            return {number: given for number, (_, given) in found.items()}
+
+    def _look(self, channel: int, deadline: float) -> tuple[int, frozenset[int]]:
+        """The view in force, and its members, once all has been noted that has come."""
+        self._mail.poll()
+        self._take_turn(channel, deadline)
+        with self._turns:
+            return self._view, self.live
 
     def _offer(self, channel: int, round_: int, vector: Vector, call: int) -> None:
         """Offer the vector to that round, and convert it."""
@@ -272,6 +318,9 @@ class Link:
         if self._rounds is not None:
             self._rounds.close()
         self._rounds = None
+        if self._direct is not None:
+            self._direct.close()
+        self._direct, self._directly = None, []
 
     # ---- messages
 
@@ -322,9 +371,11 @@ class Link:
     def _note(self, message: shared_form.FromAgent, fds: list[int]) -> None:
         if isinstance(message, shared_form.Abort | Error):
             self._fail(message.message)
+        if isinstance(message, shared_form.Direct):
+            self._direct = DirectMemory(fds)
         if isinstance(message, shared_form.View | shared_form.Phase):
             with self._turns:
-                self.live = frozenset(message.live)
+                self.live, self._view = frozenset(message.live), message.view
                 self._leads = message.lead == self.number
                 self._take(message, iter(fds))
                 if self._leads:
@@ -348,7 +399,40 @@ class Link:
         self._memory().map(replace(message, channels=channels), fds)
         self._open = [channel.open for channel in channels]
         self.plan = tuple(ChannelPlan(each.urgency, each.rounds) for each in channels)
+        direct, number = self._direct, self.number
+        if direct is not None:
+            numbers = range(len(channels))
+            self._directly = [Directly(DirectChannel(direct, k, number)) for k in numbers]
         self._send(shared_form.Prepared(message.number))
+
+
+@dataclass(slots=True)
+class Directly:
+    """A channel's direct calls.
+
+    Attributes: `since`, how many have been made since the last round.
+    """
+
+    calls: DirectChannel
+    since: int = 0
+    _failed: int = 0
+    _skips: int = 0
+
+    def tries(self) -> bool:
+        """Whether the next call is tried: the same at all members, as they know the same of those before."""
+        if self.since >= _MOST_DIRECT:
+            return False
+        if self._skips:
+            self._skips -= 1
+            return False
+        return True
+
+    def note(self, *, done: bool) -> None:
+        """A call is done, or takes a round, at all members alike."""
+        self.since += done
+        self._failed = 0 if done else self._failed + 1
+        if self._failed >= _FAILURES:
+            self._skips = min(_FEW_SKIPS << self._failed - _FAILURES, _MOST_SKIPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +446,12 @@ class LinkChannel:
     channel: int
     number: int
     room: int
+
+    def gather(
+        self, data: bytes, call: int, among: frozenset[int], deadline: float
+    ) -> dict[int, bytes] | None:
+        """As `Link`."""
+        return self.link.gather(data, call, among, deadline, self.channel)
 
     def exchange(self, vector: Vector, call: int, deadline: float) -> Round:
         """As `Link`."""

@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,10 +17,17 @@ from nicps.collective.kinds import Array, as_bytes
 from nicps.collective.lanes import I32, PER_FRAGMENT, Floats, Words, fragments_of
 from nicps.errors import UsageProblem
 from nicps.session.absolute import BOOL
+from nicps.session.direct import MOST_BYTES
 from nicps.session.lanes import F32, U8, LaneFormat
 from nicps.session.sized import Round, Vector
+from nicps.wire import PAYLOAD_BYTES
 
 N = TypeVar("N", F32, I32)
+#: Frames that a direct call puts into a port of the switch, at most: 24 KB, of which there is always room.
+_MOST_FRAMES = 16
+
+
+DirectGather: TypeAlias = Callable[[bytes, int, frozenset[int], float], dict[int, bytes] | None]
 
 
 class Changed(Exception):
@@ -69,13 +76,22 @@ class Attempt:
     Args:
         text: what is called, the same at all members.
         ranks: None before the members have ranks: then their numbers serve.
+        direct: makes a direct call, as `LinkChannel.gather`; None: there are none.
 
     Attributes: `members`, whose contributions are in the sums, by number; empty before the first round. `began`, on the
     monotonic clock; `seconds_listed`, how long of the time since then not all others had offered.
     """
 
-    def __init__(self, link: Exchange, text: str, ranks: Ranks, deadline: float) -> None:
+    def __init__(
+        self,
+        link: Exchange,
+        text: str,
+        ranks: Ranks,
+        deadline: float,
+        direct: DirectGather | None = None,
+    ) -> None:
         self._link, self._text, self._ranks, self._deadline = link, text, ranks, deadline
+        self._direct = direct
         self._rounds = 0
         self.members: frozenset[int] = frozenset()
         self.began, self.seconds_listed = time.monotonic(), 0.0
@@ -125,15 +141,21 @@ class Attempt:
             self._exchange(form(vector[here], residual[here], width))
 
     def _round(self, vector: Vector) -> None:
-        members, now = self.members, self._exchange(vector)
-        if members and members != now:
+        self._check(self.members, self._exchange(vector))
+
+    def _check(self, before: frozenset[int], now: frozenset[int]) -> None:
+        """One list holds for the whole attempt."""
+        if before and before != now:
             raise Changed
+
+    @property
+    def _call(self) -> int:
+        return zlib.crc32(f"{self._text} {self._rounds}".encode())
 
     def _exchange(self, vector: Vector) -> frozenset[int]:
         """A round; its members."""
         self._rounds += 1
-        call = zlib.crc32(f"{self._text} {self._rounds}".encode())
-        round_ = self._link.exchange(vector, call, self._deadline)
+        round_ = self._link.exchange(vector, self._call, self._deadline)
         if not round_.agrees:
             raise Differs
         self.members = frozenset(round_.offers)
@@ -142,21 +164,52 @@ class Attempt:
 
     # ---- what each member has
 
+    def number_of(self, rank: int) -> int:
+        """The member of that rank."""
+        return self._ranks.numbers[rank]
+
+    def is_small(self, size: int) -> bool:
+        """Whether so many bytes of each member are gathered and folded, in a direct call or in a round.
+
+        The same way of adding on both: so a result has the same bits.
+        """
+        others = max(1, len(self._ranks.numbers) - 1)
+        return size <= MOST_BYTES and others * max(1, -(-size // PAYLOAD_BYTES)) <= _MOST_FRAMES
+
+    def give(self, data: bytes) -> dict[int, bytes] | None:
+        """What each member gives, by number, in a direct call; None: it takes a round."""
+        if self._direct is None or not self.is_small(len(data)):
+            return None
+        self._rounds += 1
+        among = frozenset(self._ranks.numbers)
+        found = self._direct(data, self._call, among, self._deadline)
+        if found is None:
+            self._rounds -= 1
+            return None
+        before, self.members = self.members, frozenset(found)
+        self._check(before, self.members)
+        return found
+
     def gather(self, vector: Array) -> Array:
         """Of all members, by rank: (size, n) as the vector is; zeros for who is not in `counted`.
 
         Every member has a place of its own in one sum, in which the others have zeros.
         """
         own = as_bytes(vector)
+        shape = self._ranks.size, *vector.shape
+        if (given := self.give(own.tobytes())) is not None:
+            whole = np.zeros((self._ranks.size, len(own)), np.uint8)
+            for rank, number in enumerate(self._ranks.numbers):
+                if number in given:
+                    whole[rank] = np.frombuffer(given[number], np.uint8)
+            return whole.view(vector.dtype).reshape(shape)
         words = -(-len(own) // 4)
         places = np.zeros((self._ranks.size, words), np.int32)
         mine = self._ranks.numbers.index(self._link.number)
         places[mine].view(np.uint8)[: len(own)] = own
         found, _ = self.add_words(places.reshape(-1))
         rows: U8 = found.view(np.uint8).reshape(self._ranks.size, words * 4)[:, : len(own)]
-        return (
-            np.ascontiguousarray(rows).view(vector.dtype).reshape(self._ranks.size, *vector.shape)
-        )
+        return np.ascontiguousarray(rows).view(vector.dtype).reshape(shape)
 
     def gather_counted(self, vector: Array) -> Array:
         """The same of who is in `counted` only."""

@@ -36,6 +36,7 @@ F_XDP_HAS_FRAGS = 1 << 5  # of a program
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 XDP_ATTACH = 37  # enum bpf_attach_type: BPF_XDP
+TCX_INGRESS = 46
 TCX_EGRESS = 47  # the same: BPF_TCX_EGRESS
 XDP_FLAGS_SKB_MODE = 1 << 1
 XDP_FLAGS_DRV_MODE = 1 << 2
@@ -266,9 +267,11 @@ def xdp_link(program_fd: int, ifindex: int, flags: int) -> int:
     return _bpf(LINK_CREATE, "XDP attach", _attr("IIII", program_fd, ifindex, XDP_ATTACH, flags))
 
 
-def tcx_link(program_fd: int, ifindex: int) -> int:
-    """Attach a TC program to an interface's egress, likewise until the link is closed (Linux 6.6; else EINVAL)."""
-    attr = _attr("IIIIIIQ", program_fd, ifindex, TCX_EGRESS, 0, 0, 0, 0)
+def tcx_link(program_fd: int, ifindex: int, hook: int = TCX_EGRESS) -> int:
+    """Attach a TC program to an interface's egress, or to another hook of it, likewise until the link is closed
+    (Linux 6.6; else EINVAL).
+    """
+    attr = _attr("IIIIIIQ", program_fd, ifindex, hook, 0, 0, 0, 0)
     return _bpf(LINK_CREATE, "TCX attach", attr)
 
 

@@ -73,6 +73,28 @@ def add_filter(program_fd: int, interface: Interface) -> None:
             ) from None
 
 
+def add_ingress_filter(program_fd: int, name: str, index: int) -> None:
+    """Attach a program to the ingress of an interface that is ours, the old way: it goes with the interface.
+
+    Raises:
+        EnvironmentProblem: the kernel cannot do that.
+    """
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    rule = {"fd": program_fd, "name": PROGRAM, "classid": 1, "direct_action": True}
+    with IPRoute() as route:
+        try:
+            route.tc("add", "clsact", index)
+            place = {**_PLACE, "parent": _INGRESS}
+            route.tc("add-filter", "bpf", index, ":1", **place, **rule)
+        except NetlinkError as error:
+            raise EnvironmentProblem(
+                f"the kernel takes no program at {name} ({os.strerror(error.code)}): that needs Linux 6.6, or the"
+                " modules sch_ingress and cls_bpf"
+            ) from None
+
+
 def clear(interface: Interface) -> bool:
     """Remove the filter that an earlier run of ours left (or this one attached); return whether there was one.
 

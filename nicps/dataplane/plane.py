@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 
 from nicps import wire
-from nicps.dataplane import bpf, egress, htb, loader, tags, xdp
+from nicps.dataplane import bpf, direct, egress, htb, loader, tags, xdp
 from nicps.dataplane.doorbell import Doorbell
 from nicps.dataplane.interface import LinkChanges, current_name, still_usable, usable
 from nicps.dataplane.maps import Maps
@@ -29,6 +29,13 @@ _STRIPES, _SERVERS = "nicps_stripes", "nicps_servers"
 _CHANNEL_FRAMES = 128
 #: What a host that serves and trains runs for its own part.
 _OWN = "nicps_serve_own"
+#: Of direct calls: the program that takes their frames, and the one that checks those of training programs.
+_DIRECT, _CONFINED = "nicps_direct", "nicps_confined"
+_LATER: dict[str, loader.ProgramKind] = {
+    _STRIPES: "xdp",
+    _DIRECT: "xdp",
+    _CONFINED: "sched_cls",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +83,9 @@ class DataPlane:
             if egress.clear(interface):
                 _log.warning("took away the filter that an older run left on %s", iface)
             defines = self._defines = {"NICPS_ETHERTYPE": ethertype}
-            loaded = loader.load("nicps.c", programs, defines, later={_STRIPES: "xdp"})
+            loaded = loader.load("nicps.c", programs, defines, later=_LATER)
             undo.callback(loaded.close)
+            direct.freeze(loaded.maps)
             self.maps = Maps(loaded.maps)
             undo.callback(self.maps.close)
             self.maps.config["network"] = network
@@ -86,6 +94,7 @@ class DataPlane:
             self.maps.config["everybody"] = np.frombuffer(destination, np.uint8)
             self.doorbell = Doorbell(loaded.maps["doorbell"])
             self.maps.config["tags"] = int(tagged)
+            self.maps.config["iface"] = interface.index
             tag = tags.tag(tags.control()) if tagged else b""
             self._packets = PacketSocket(
                 interface, ethertype, destination, seal=seal, priority=htb.CONTROL, tag=tag
@@ -160,6 +169,30 @@ class DataPlane:
         with self._opening:
             self._go_on_with(_STRIPES, lambda: self._loaded)
 
+    def open_direct(self) -> None:
+        """From now on take frames of direct calls, on the channels that have them. As `open_stripes`.
+
+        Raises:
+            BpfLoadError: the kernel refuses a program.
+        """
+        with self._opening:
+            if not self._loaded.maps or _CONFINED in self._rooms:
+                return
+            for name in (_DIRECT, _CONFINED):
+                if name not in self._rooms:
+                    self._rooms[name] = self._loaded.open(name)
+                    self._undo.callback(os.close, self._rooms[name])
+            self._put_into("ROOM_DIRECT", _DIRECT)
+
+    def share_direct(self) -> direct.DirectCalls | None:
+        """After `open_direct`: an interface and memory for a training program, which the caller closes.
+
+        Raises:
+            EnvironmentProblem: as `DirectCalls`.
+        """
+        program = self._rooms.get(_CONFINED)
+        return direct.DirectCalls(self._loaded.maps, program) if program is not None else None
+
     def open_servers(self) -> None:
         """From now on take frames of servers in place of those of stripes; `maps.servers` has their maps.
 
@@ -211,11 +244,14 @@ class DataPlane:
             program = self._rooms[name] = loaded.open(name)
             self._undo.callback(os.close, program)
             del loaded.later[name]
-        place = layout().limits["ROOM_EXCHANGE"].to_bytes(4, sys.byteorder)
+        self._put_into("ROOM_EXCHANGE", name)
+        self._room = name
+
+    def _put_into(self, room: str, name: str) -> None:
+        place = layout().limits[room].to_bytes(4, sys.byteorder)
         # The kernel empties the map once no process has it open.
         rooms = self._loaded.maps["nicps_rooms"]
         bpf.map_update(rooms, place, self._rooms[name].to_bytes(4, sys.byteorder))
-        self._room = name
 
     def set_key(self, key: bytes | None) -> None:
         """`Maps.set_key`"""

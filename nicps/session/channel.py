@@ -26,7 +26,7 @@ DEFAULT_SOCKET = "@nicps"  # the agent's
 MAX_MESSAGE_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
 _LONGEST_S = 1e6  # of a wait
-_MAX_FDS = 8
+_MAX_FDS = 16
 _FDS_SPACE = socket.CMSG_LEN(_MAX_FDS * 4)
 # Numbers: to combine members of an enumeration takes as long as to send.
 _TO_SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -313,6 +313,15 @@ class Arena(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Direct(Message):
+    """Of a group: what a program needs for direct calls (docs/direct.md). Descriptors come in this order: the desks,
+    the numbers, the interface, and for each channel that there can be the ring that wakes its thread.
+    """
+
+    op: ClassVar[str] = "direct"
+
+
+@dataclass(frozen=True, slots=True)
 class Phase(Message):
     """What comes next. Descriptors come in this order: with `blocks` the accumulators' and the slots', with `room` the
     own records' and the sums', with `places` the remainders'.
@@ -435,6 +444,7 @@ FromAgent: TypeAlias = (
     | Welcome
     | Store
     | Arena
+    | Direct
     | Phase
     | View
     | Committed
@@ -448,6 +458,6 @@ FromAgent: TypeAlias = (
 )
 FROM_AGENT: Conversation[FromAgent] = Conversation(
     "a training program",
-    *(Error, Welcome, Store, Arena, Phase, View, Committed, Keep, Abort, Late),
+    *(Error, Welcome, Store, Arena, Direct, Phase, View, Committed, Keep, Abort, Late),
     *(Serves, Stepped, Pulled, NearLimit),
 )

@@ -114,6 +114,36 @@ class Taken(Push):
     """The answer to a push of narrower lanes, to a repeated one, and to a contribution; or why not. Nothing follows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A part of a member's numbers in a direct call (docs/direct.md); `SHORT_BYTES` or `PAYLOAD_BYTES` of them follow.
+
+    The header's `round` is the open round of the channel.
+    """
+
+    call: Annotated[int, u32("checksum of what is called; the same at all members")]
+    number: Annotated[int, u32("direct calls on the channel since the last round, before this one")]
+    size: Annotated[int, u16("bytes of this member's numbers")]
+    index: Annotated[int, u8("place among the fragments, from 0")]
+    fragments: Annotated[int, u8("fragments of this member's numbers")]
+    view: Annotated[int, u32("the call's view; in an answer to SETTLE, an earlier one")]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked(Numbers):
+    """Its sender has the numbers of all members in that call. Nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Numbers):
+    """Its sender goes on without that call, and never marks it. Nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Numbers):
+    """The view has changed before its sender had the marks of all: has this member marked it? Nothing follows."""
+
+
 @dataclass(slots=True)
 class Token:
     """The right to broadcast (R9, R10), and the state of the open round."""
@@ -365,6 +395,10 @@ Body: TypeAlias = (
     | Pull
     | Held
     | Taken
+    | Numbers
+    | Marked
+    | Withdrawn
+    | Settle
 )
 Item: TypeAlias = Entry | Range | Lack | ViewValue | ViewMember | ViewChannel | Standing
 
@@ -404,4 +438,8 @@ FORMATS: dict[FrameType, tuple[type[Body], tuple[tuple[type[Item], str], ...]]] 
     FrameType.PULL: (Pull, ()),
     FrameType.HELD: (Held, ()),
     FrameType.TAKEN: (Taken, ()),
+    FrameType.NUMBERS: (Numbers, ()),
+    FrameType.MARKED: (Marked, ()),
+    FrameType.WITHDRAWN: (Withdrawn, ()),
+    FrameType.SETTLE: (Settle, ()),
 }

@@ -32,6 +32,11 @@ _WIDTH_BITS = 2
 _WIDTHS = (32, 16, 8, 0)
 _CALL_BITS = 31 - SIZE_BITS - _WIDTH_BITS
 
+#: Of a direct call (docs/direct.md): members at most, fragments of each at most, and the bytes of a short fragment.
+DIRECT_MEMBERS = 16
+DIRECT_FRAGMENTS = 4
+SHORT_BYTES = 64
+
 #: Channels of a phase at most, and rounds of one of its steps, over all channels (docs/channels.md).
 MAX_CHANNELS = 8
 MOST_ROUNDS = 32
@@ -114,12 +119,17 @@ class FrameType(IntEnum):
     PULL = 21  # with servers: a worker lacks these parameters; to a server, or to its partner
     HELD = 22  # with servers: the answer, these parameters
     TAKEN = 23  # with servers: a part of a step is added, or why something is not done
+    NUMBERS = 24  # of a direct call: a part of a member's numbers, to all
+    MARKED = 25  # of a direct call: its sender has the numbers of all
+    WITHDRAWN = 26  # of a direct call: its sender never marks it
+    SETTLE = 27  # of a direct call of an earlier view: has the member marked it, or will it never?
 
 
 #: Types whose frames belong to a channel. Of other types the bits of the channel are 0, and nobody reads them.
 CHANNELLED = frozenset(
     {FrameType.WANT, FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING}
     | {FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN}
+    | {FrameType.NUMBERS, FrameType.MARKED, FrameType.WITHDRAWN, FrameType.SETTLE}
 )
 
 
@@ -134,7 +144,7 @@ class Flag(IntEnum):
     TOKEN_WANTED = 16  # WANT: hand me the token
     ADD = 32  # a fragment that the switch is to add; of sender 0, the sum
     ANSWER = 64  # made by the XDP program out of a frame that came: it has numbers of its own
-    COMPLETE = 128  # WANT: this member has all that the round's closed list comes to
+    COMPLETE = 128  # WANT: this member has all that the round's closed list comes to; NUMBERS: those of all
     OFFERED = 256  # WANT: this member contributes `ready` samples, in steps up to `unit`
     SAVES = 512  # with COMPLETE: as the mark SAVES; with a stop, as that of the round before
     GOES_ON = 1024  # WANT: as the mark GOES_ON

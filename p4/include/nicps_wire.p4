@@ -13,6 +13,9 @@ const bit<16> NICPS_MAX_FRAME_BYTES = 1500;         /* longest frame, from versi
 const bit<8> NICPS_MAX_CHANNELS = 8;                /* channels of a phase */
 const bit<16> NICPS_CHANNEL_MASK = 57344;           /* bits of `flags`: the channel's number */
 const bit<8> NICPS_CHANNEL_SHIFT = 13;              /* the lowest of these bits */
+const bit<8> NICPS_DIRECT_MEMBERS = 16;             /* members of a direct call at most */
+const bit<8> NICPS_DIRECT_FRAGMENTS = 4;            /* fragments of a member there */
+const bit<8> NICPS_SHORT_BYTES = 64;                /* payload of a short fragment there */
 const bit<16> NICPS_NAME_BYTES = 14;                /* host name in a member list */
 const bit<16> NICPS_QUANTUM = 256;                  /* fragments by which a member may be ahead of its sums, where a switch adds */
 const bit<48> NICPS_SWITCH = 2673237782643;         /* MAC address of a switch that adds */
@@ -54,6 +57,10 @@ const bit<8> NICPS_TYPE_PUSH = 20;         /* with servers: a part of a worker's
 const bit<8> NICPS_TYPE_PULL = 21;         /* with servers: a worker lacks these parameters; to a server, or to its partner */
 const bit<8> NICPS_TYPE_HELD = 22;         /* with servers: the answer, these parameters */
 const bit<8> NICPS_TYPE_TAKEN = 23;        /* with servers: a part of a step is added, or why something is not done */
+const bit<8> NICPS_TYPE_NUMBERS = 24;      /* of a direct call: a part of a member's numbers, to all */
+const bit<8> NICPS_TYPE_MARKED = 25;       /* of a direct call: its sender has the numbers of all */
+const bit<8> NICPS_TYPE_WITHDRAWN = 26;    /* of a direct call: its sender never marks it */
+const bit<8> NICPS_TYPE_SETTLE = 27;       /* of a direct call of an earlier view: has the member marked it, or will it never? */
 
 // The header's `flags`. Their three highest bits are the number of the frame's channel (`CHANNEL_MASK`).
 const bit<16> NICPS_FLAG_REPEAT = 1;        /* R16: sent before; WANT: an answer, which needs none */
@@ -63,7 +70,7 @@ const bit<16> NICPS_FLAG_REPAIR = 8;        /* a fragment sent again on request 
 const bit<16> NICPS_FLAG_TOKEN_WANTED = 16; /* WANT: hand me the token */
 const bit<16> NICPS_FLAG_ADD = 32;          /* a fragment that the switch is to add; of sender 0, the sum */
 const bit<16> NICPS_FLAG_ANSWER = 64;       /* made by the XDP program out of a frame that came: it has numbers of its own */
-const bit<16> NICPS_FLAG_COMPLETE = 128;    /* WANT: this member has all that the round's closed list comes to */
+const bit<16> NICPS_FLAG_COMPLETE = 128;    /* WANT: this member has all that the round's closed list comes to; NUMBERS: those of all */
 const bit<16> NICPS_FLAG_OFFERED = 256;     /* WANT: this member contributes `ready` samples, in steps up to `unit` */
 const bit<16> NICPS_FLAG_SAVES = 512;       /* with COMPLETE: as the mark SAVES; with a stop, as that of the round before */
 const bit<16> NICPS_FLAG_GOES_ON = 1024;    /* WANT: as the mark GOES_ON */
@@ -441,6 +448,46 @@ header nicps_taken_t {
     int<8> exponent;   /* of the lanes: value = lane * 2**exponent */
     bit<8> reason;     /* taken: 0, or why it is not done; else 0 */
     bit<8> reserved;   /* 0 */
+}
+
+// A part of a member's numbers in a direct call (docs/direct.md); `SHORT_BYTES` or `PAYLOAD_BYTES` of them follow.
+header nicps_numbers_t {
+    bit<32> call;     /* checksum of what is called; the same at all members */
+    bit<32> number;   /* direct calls on the channel since the last round, before this one */
+    bit<16> size;     /* bytes of this member's numbers */
+    bit<8> index;     /* place among the fragments, from 0 */
+    bit<8> fragments; /* fragments of this member's numbers */
+    bit<32> view;     /* the call's view; in an answer to SETTLE, an earlier one */
+}
+
+// Its sender has the numbers of all members in that call. Nothing follows.
+header nicps_marked_t {
+    bit<32> call;     /* checksum of what is called; the same at all members */
+    bit<32> number;   /* direct calls on the channel since the last round, before this one */
+    bit<16> size;     /* bytes of this member's numbers */
+    bit<8> index;     /* place among the fragments, from 0 */
+    bit<8> fragments; /* fragments of this member's numbers */
+    bit<32> view;     /* the call's view; in an answer to SETTLE, an earlier one */
+}
+
+// Its sender goes on without that call, and never marks it. Nothing follows.
+header nicps_withdrawn_t {
+    bit<32> call;     /* checksum of what is called; the same at all members */
+    bit<32> number;   /* direct calls on the channel since the last round, before this one */
+    bit<16> size;     /* bytes of this member's numbers */
+    bit<8> index;     /* place among the fragments, from 0 */
+    bit<8> fragments; /* fragments of this member's numbers */
+    bit<32> view;     /* the call's view; in an answer to SETTLE, an earlier one */
+}
+
+// The view has changed before its sender had the marks of all: has this member marked it? Nothing follows.
+header nicps_settle_t {
+    bit<32> call;     /* checksum of what is called; the same at all members */
+    bit<32> number;   /* direct calls on the channel since the last round, before this one */
+    bit<16> size;     /* bytes of this member's numbers */
+    bit<8> index;     /* place among the fragments, from 0 */
+    bit<8> fragments; /* fragments of this member's numbers */
+    bit<32> view;     /* the call's view; in an answer to SETTLE, an earlier one */
 }
 
 // Pieces of streams: in no view what scripts print (docs/run.md), in a view a group's store (docs/collective.md).
