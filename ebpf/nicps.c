@@ -110,6 +110,7 @@ static __always_inline int nicps_ours(struct xdp_md *ctx, struct nicps_cursor *c
 	case NICPS_TYPE_NUMBERS:
 	case NICPS_TYPE_MARKED:
 	case NICPS_TYPE_WITHDRAWN:
+	case NICPS_TYPE_SETTLE:
 		nicps_rooms.call(ctx, NICPS_ROOM_DIRECT);
 		return nicps_drop(NICPS_COUNT_MODE);
 	case NICPS_TYPE_CALL:

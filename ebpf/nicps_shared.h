@@ -102,7 +102,6 @@ struct nicps_config {
 	__u32 staleness; /* a push counts 1 / staleness; otherwise all count alike */
 	__u32 tags; /* frames go out with an 802.1p tag */
 	__u32 iface; /* index of the interface */
-	__u32 even; /* 0 */
 	__u32 rest_view[2]; /* by parity: of the round whose remainders a switch adds */
 	__u8 rest_behind[2]; /* by parity: how many rounds before it is; 0: none */
 	__u8 seal[6]; /* destination of frames that go up: the agent takes no others */

@@ -98,7 +98,7 @@ def kind_of(frame: bytes) -> str:
     (name,) = encode.TYPES[frame[15] : frame[15] + 1] or ("",)
     if name == "fragment":
         return ADD if frame[17] & encode.ADD else FRAGMENT
-    if name in (*encode.STRIPES, *encode.SERVERS):
+    if name in (*encode.STRIPES, *encode.SERVERS, *encode.DIRECT):
         return STRIPE if name in encode.STRIPES else SERVER
     return TOKEN if name == "token" else OTHER
 

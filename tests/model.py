@@ -29,7 +29,8 @@ LAST_SEQUENCE = LAST_HOP = 2**32 - 1
 STRIPES = frozenset({FrameType.CONTRIBUTION, FrameType.SUM, FrameType.ASK, FrameType.LACKING})
 #: Of parameter servers, likewise (tests/servers_model.py).
 SERVERS = frozenset({FrameType.PUSH, FrameType.PULL, FrameType.HELD, FrameType.TAKEN})
-CONTROL = frozenset(FrameType) - STRIPES - SERVERS
+DIRECT = frozenset({FrameType.NUMBERS, FrameType.MARKED, FrameType.WITHDRAWN, FrameType.SETTLE})
+CONTROL = frozenset(FrameType) - STRIPES - SERVERS - DIRECT
 CONTROL -= {FrameType.TOKEN, FrameType.FRAGMENT, FrameType.PROBE}
 BLOCK_BYTES = wire.BLOCK_LANES * 8
 #: Fragments that share a block, by lane width; 0 is raw bytes.
@@ -150,7 +151,7 @@ class XdpModel:
             return Outcome(PASS, ("control",))
         if header.type == FrameType.PROBE:
             return self._probe(ours, header)
-        if header.type in STRIPES | SERVERS:  # the room is not loaded
+        if header.type in STRIPES | SERVERS | DIRECT:  # the room is not loaded
             return Outcome(DROP, ("mode",))
         if header.type not in (FrameType.TOKEN, FrameType.FRAGMENT):
             return Outcome(DROP, ("type",))

@@ -24,6 +24,7 @@ Frames:
     left.py         the files that a script leaves
     shown.py        the messages to `nicps run`
     relay.py        the output of a script, on its way to the host that has started it
+    direct.py       what a group's program is given for direct calls
     stores.py       the store that the members of a group share
 
 The socket:

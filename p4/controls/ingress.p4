@@ -71,8 +71,8 @@ control NicpsIngress(inout headers_t headers, inout metadata_t meta,
                      headers.nicps.type == NICPS_TYPE_ASK ||
                      headers.nicps.type == NICPS_TYPE_LACKING;
             server = headers.nicps.type >= NICPS_TYPE_PUSH &&
-                     headers.nicps.type <= NICPS_TYPE_TAKEN;
-            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_TAKEN) {
+                     headers.nicps.type <= NICPS_TYPE_SETTLE;
+            if (headers.nicps.type == 0 || headers.nicps.type > NICPS_TYPE_SETTLE) {
                 meta.refused = true;
                 meta.reason = NICPS_COUNT_TYPE;
             } else if (stripe || server || headers.nicps.type == NICPS_TYPE_TOKEN ||

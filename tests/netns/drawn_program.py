@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of torch.distributed that a test has drawn, on every host: `python -m tests.netns.drawn_program FILE`.
 
-Each result is checked against NumPy. It prints a JSON object a line.
+A second argument is the number of a call behind which this program stands still, until its agent is killed. Each result is checked against NumPy. It prints a JSON object a line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import nicps.torch
 from tests.collectives import Drawn
 
 Array = np.ndarray[Any, Any]
+_STILL_S = 1.0
 
 
 def say(**values: Any) -> None:
@@ -66,7 +68,7 @@ def make(call: Drawn, rank: int) -> Array | None:
     return array_of(tensor)
 
 
-def main(path: str) -> int:
+def main(path: str, last: int = -1) -> int:
     """All calls, one after the other."""
     calls = [
         Drawn(**{**each, "seed": tuple(each["seed"])})
@@ -94,10 +96,12 @@ def main(path: str) -> int:
         same = call.what in ("all_reduce", "broadcast", "all_gather")
         digest = hashlib.sha256(result.tobytes()).hexdigest() if same and result is not None else ""
         say(call=number, counted=counted, digest=digest)
+        if number == last:
+            time.sleep(_STILL_S)
     dist.destroy_process_group()
     say(done=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

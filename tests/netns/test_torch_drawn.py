@@ -63,7 +63,10 @@ def run(network: Network, calls: list[Drawn], dies: str, at: int) -> None:
     path.write_bytes(orjson.dumps([asdict(call) for call in calls]))
     program = [sys.executable, "-m", "tests.netns.drawn_program", str(path)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = {host: network.run(host, program, **pipes) for host in network.names}
+    still = {dies: [str(at)]}
+    started = {
+        host: network.run(host, program + still.get(host, []), **pipes) for host in network.names
+    }
     try:
         for line in started[dies].stdout or ():
             if orjson.loads(line).get("call") == at:

@@ -54,10 +54,13 @@ LAYOUTS |= dict.fromkeys(
     SERVERS,
     "version:I number:I index:I fragments:I staleness:I width:B exponent:b reason:B reserved:B",
 )
+DIRECT = ("numbers", "marked", "withdrawn", "settle")
+LAYOUTS |= dict.fromkeys(DIRECT, "call:I number:I size:H index:B fragments:B view:I")
 TYPES = (
     *("", "call", "answer", "view", "decision", "ack", "token", "fragment", "want", "fail"),
     *("vote", "leave", "probe", "echo", *STRIPES, "switch", "script"),
     *SERVERS,
+    *DIRECT,
 )
 REPEAT, BOUNCED, PARKED, REPAIR, TOKEN_WANTED, ADD, ANSWER = 1, 2, 4, 8, 16, 32, 64
 CHANNEL = 7 << 13  # the bits of a channel's number

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of `frames.json` whose lanes are added elsewhere: of stripes, of parameter servers, and of switches."""
+"""The frames of `frames.json` whose numbers are added elsewhere: of stripes, of servers, of direct calls; switches."""
 
 from __future__ import annotations
 
-from tests.vectors.encode import ANSWER, CHANNEL_5, GOES_ON, OFFERED, lanes
-from tests.vectors.frames import HEADER, U8, U32, U64, Vector
+from tests.vectors.encode import ANSWER, CHANNEL_5, COMPLETE, GOES_ON, OFFERED, lanes
+from tests.vectors.frames import HEADER, U8, U16, U32, U64, Vector
 
 STEP = {"version": 5, "number": 9, "index": 5, "fragments": 12, "width": 32, "exponent": -23}
 STRIPE = {"members": 0b1011, "index": 5, "fragments": 12, "width": 32, "exponent": 3, "unit": -23}
+CALL = {"call": 1 << 31, "number": 2, "size": 8, "fragments": 2, "view": 3}
 FRAMES = (
     Vector(
         "contribution of 8-bit lanes, in a list of four",
@@ -86,6 +87,22 @@ FRAMES = (
         HEADER | {"flags": ANSWER},
         (("taken", STEP | {"reason": 4}),),
     ),
+    Vector(
+        "numbers, every field at its largest",
+        HEADER | {"flags": COMPLETE},
+        (
+            (
+                "numbers",
+                {"call": U32, "number": U32, "size": U16, "index": U8, "fragments": U8}
+                | {"view": U32},
+            ),
+        ),
+        bytes(range(64)),
+    ),
+    Vector("numbers, a long part", HEADER, (("numbers", CALL | {"size": 2880}),), bytes(1440)),
+    Vector("marked", HEADER | {"flags": ANSWER}, (("marked", CALL),)),
+    Vector("withdrawn", HEADER, (("withdrawn", CALL),)),
+    Vector("settle", HEADER | {"view": 4}, (("settle", CALL),)),
     Vector(
         "want of a lead that has all go on",
         HEADER | {"flags": GOES_ON},

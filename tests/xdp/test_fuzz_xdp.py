@@ -40,6 +40,7 @@ SWITCH = "02:6e:69:63:70:73"
 NEVER = {"busy", "limited", "spent", "left_out"}
 NEVER |= {"gathered", "summed", "stored", "clocked", "answered", "unready", "astray"}
 NEVER |= {"pushed", "pulled", "passed_on", "acknowledged", "refused", "full"}
+NEVER |= {"direct", "confined"}
 #: Fewer than ten in 10,000 frames, or none in all batches but a few: a short run may miss them.
 RARE = {"bounced", "disabled", "heard", "range"}
 #: Frames that carry the tag of the kernel's key.

@@ -195,7 +195,11 @@ def no_room() -> Scenario:
         s.step(f"{name}, of another view", data, DROP, "mode", of=of)
         data, of = s.frame(body, tail=lanes, network=0)
         s.step(f"{name}, of another network", data, DROP, "network", of=of)
-    data, of = s.frame([("taken", {})], type=24)
+    for name in encode.DIRECT:
+        lanes = bytes(64) if name == "numbers" else b""
+        data, of = s.frame([(name, {"fragments": 1})], tail=lanes)
+        s.step(f"{name}, before their program is loaded", data, DROP, "mode", of=of)
+    data, of = s.frame([("taken", {})], type=28)
     s.step("the type behind the last one", data, DROP, "type", of=of)
     return s.ends()
 
