@@ -236,14 +236,14 @@ static __always_inline bool nicps_is_call(const struct nicps_header *header,
 }
 
 /* In a keyed network: whether this very frame was not answered before. */
-static __always_inline bool nicps_answers_once(struct nicps_window *window,
+static __always_inline bool nicps_answers_once(struct nicps_desk *desk,
 					       const struct nicps_sender *sender,
 					       const struct nicps_config *config)
 {
-	u32 way = !!(sender->flags & NICPS_FLAG_ANSWER);
+	u32 way = (sender->number - 1) & (NICPS_DESK_MEMBERS - 1);
 
-	return !config->keyed ||
-	       nicps_unanswered(&window->repeated[way], sender->sequence);
+	way = 2 * way + !!(sender->flags & NICPS_FLAG_ANSWER);
+	return !config->keyed || nicps_unanswered(&desk->repeated[way], sender->sequence);
 }
 
 /* A frame of a direct call, of a member in the view that is in force. */
@@ -293,7 +293,7 @@ nicps_direct_frame(struct xdp_md *ctx, struct nicps_cursor *cursor,
 		nicps_wake_program(sender->channel);
 	if (ruling.marked)
 		return nicps_say(ctx, NICPS_MARKED, extra, config->everybody, config);
-	if (ruling.verdict && nicps_answers_once(window, sender, config))
+	if (ruling.verdict && nicps_answers_once(desk, sender, config))
 		return nicps_say(ctx, ruling.verdict, extra, mac, config);
 	return nicps_drop(ruling.reason);
 }

@@ -147,6 +147,8 @@ struct nicps_desk {
 	__u32 agreed_view; /* that later view */
 	__u32 own; /* this member's numbers have all been sent */
 	__u32 verdict;
+	/* Frames that were answered, by member and by the way on which they left; of all calls. */
+	__u64 repeated[2 * NICPS_DESK_MEMBERS];
 	__u32 call[NICPS_DESK_MEMBERS]; /* checksums */
 	__u32 size[NICPS_DESK_MEMBERS]; /* bytes of their numbers */
 	__u8 parts[NICPS_DESK_MEMBERS]; /* fragments of their numbers */
@@ -194,7 +196,6 @@ struct nicps_window {
 	__u64 answers;
 	__u64 asked;
 	__u64 pulled[2];
-	__u64 repeated[2]; /* direct calls: frames that were answered, by the way on which they left */
 };
 
 /*

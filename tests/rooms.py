@@ -15,6 +15,7 @@ import numpy as np
 from nicps.agent.children import Children
 from nicps.agent.commands import Commands
 from nicps.agent.control import ControlSocket
+from nicps.agent.direct import DirectRoom
 from nicps.agent.driver import Driver
 from nicps.agent.executor import Executor
 from nicps.agent.flows import FlowWatch
@@ -119,11 +120,19 @@ class Rooms:
             self.settings,
             self.user,
             lambda: folder / "prepared",
+            lambda: None,
         )
         self.preparation = Preparation(self.driver, self.loop, self.children, work, runs, self.user)
         self.prober = Prober(self.life, self.dataplane, BROADCAST, lambda frame: None)
         self.program = Program(
-            self.driver, self.loop, self.children, self.dataplane, self.executor, (), lambda: -1
+            self.driver,
+            self.loop,
+            self.children,
+            self.dataplane,
+            self.executor,
+            (),
+            lambda: -1,
+            DirectRoom(self.dataplane, self.loop),
         )
 
     def commands(self, control: ControlSocket) -> Commands:
