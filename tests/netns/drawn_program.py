@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of torch.distributed that a test has drawn, on every host: `python -m tests.netns.drawn_program FILE`.
 
-A second argument is the number of a call behind which this program stands still, until its agent is killed. Each result is checked against NumPy. It prints a JSON object a line.
+A second argument is the number of a call behind which this program stands still, until its agent is killed. Each
+result is checked against NumPy. It prints a JSON object a line.
 """
 
 from __future__ import annotations
