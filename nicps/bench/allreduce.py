@@ -103,10 +103,10 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--exchange",
-        type=names(EXCHANGES),
+        type=names((*EXCHANGES, engines.CALL)),
         default=("auto",),
         help="exchanges to measure: broadcast,stripes,switch (that of a job that names none); the lab of `switch` has"
-        " a Linux box that adds",
+        " a Linux box that adds; `call` is no round of a job, but a call of nicps.collective on float32",
     )
     parser.add_argument("--against", choices=("gloo", "none"), default="gloo")
     parser.add_argument("--rounds", type=whole(1), default=20, help="counted (%(default)s)")
@@ -165,7 +165,10 @@ def _engines(args: argparse.Namespace, size: Size, *, gloo: bool) -> list[Engine
     chosen: list[Engine] = [
         engines.Nicps.of(exchange, lane, size, keyed=keyed)
         for lane, exchange, keyed in itertools.product(args.lane, args.exchange, keys)
+        if exchange != engines.CALL
     ]
+    if engines.CALL in args.exchange:
+        chosen += [engines.Calls.of(size, keyed=keyed) for keyed in keys]
     if gloo:
         chosen += [engines.Gloo.of(dtype, size) for dtype in ("float32", "float16")]
     return chosen

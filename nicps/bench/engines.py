@@ -17,6 +17,7 @@ from typing import Any
 
 from nicps import wire
 from nicps.bench.barrier import BarrierServer, peak_rss_bytes
+from nicps.collective.rounds import is_small
 from nicps.dataplane.switch import SwitchPlane
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
@@ -43,6 +44,8 @@ _HELD = {
     "stripes": (12.2, 4.06, 16.5),
     "linux-switch": (12.2, 4.06, 0.0),
 }
+#: The name of calls of a group among the exchanges.
+CALL = "call"
 _HELD_GLOO = {"float32": 13.0, "float16": 35.0}
 
 
@@ -281,6 +284,63 @@ class Nicps(Engine):
 
 
 @dataclass(frozen=True)
+class Calls(Engine):
+    """Calls of a group (`nicps.collective`): what a script has, where `Nicps` are rounds of a job."""
+
+    keyed: bool
+
+    @classmethod
+    def of(cls, size: Size, *, keyed: bool = False) -> Calls:
+        """An engine whose programs call `all_reduce`."""
+        return cls("with key" if keyed else "nicps", CALL, "float32", size, keyed)
+
+    @property
+    def bits(self) -> int:
+        return 32
+
+    @property
+    def copies(self) -> float:
+        n = self.size.hosts
+        return n - 1 if is_small(4 * self.size.params, n) else 2 * (n - 1) / n
+
+    @property
+    def frame_share(self) -> float:
+        whole = wire.ETHERNET_BYTES + wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLOAD_BYTES
+        return whole / wire.PAYLOAD_BYTES
+
+    @property
+    def worst_error(self) -> float:
+        return 1e-4
+
+    @property
+    def held(self) -> float:
+        always, lane, stripe = _HELD["stripes"]
+        return always + 4 * lane + stripe / self.size.hosts
+
+    def _begin(
+        self,
+        lab: Lab,
+        folder: Path,
+        server: BarrierServer,
+        rounds: int,
+        stack: contextlib.ExitStack,
+    ) -> Running:
+        arguments = ["--silence", f"{_SILENCE_S:g}"]
+        if self.keyed:
+            arguments += ["--key", str(Keys.make(folder).network)]
+        agents = stack.enter_context(joined(lab, lab.hosts, folder, *arguments))
+        programs, check = _ranks(
+            self.size, lab, server, rounds, stack, "nicps.bench.call_rank", "--rank"
+        )
+
+        def end() -> int:
+            return max(peak_rss_bytes(agent.process.pid) for agent in agents)
+
+        ours = [agent.process.pid for agent in agents]
+        return Running(server, check, lambda: (ours, [each.pid for each in programs]), end)
+
+
+@dataclass(frozen=True)
 class Gloo(Engine):
     """torch.distributed, one rank a host."""
 
@@ -319,26 +379,42 @@ class Gloo(Engine):
         rounds: int,
         stack: contextlib.ExitStack,
     ) -> Running:
-        ranks: list[subprocess.Popen[Any]] = []
-
-        def stop() -> None:
-            for process in ranks:
-                process.terminate()
-            for process in ranks:
-                process.wait(30.0)
-
-        stack.callback(stop)
-        for rank, host in enumerate(lab.hosts):
-            command = [sys.executable, "-m", "nicps.bench.gloo_rank", "--rank", str(rank)]
-            command += ["--hosts", str(self.size.hosts), "--master", lab.hosts[0].ip]
-            command += ["--params", str(self.size.params), "--dtype", self.lane]
-            command += ["--rounds", str(rounds), "--barrier", str(server.path)]
-            ranks.append(lab.run(host, command, stdin=subprocess.DEVNULL))
-
-        def check() -> None:
-            codes = [process.poll() for process in ranks]
-            if any(codes):
-                raise JobFailed(f"a rank of gloo ended: exit codes {codes}")
-
+        more = ["--master", lab.hosts[0].ip, "--dtype", self.lane]
+        ranks, check = _ranks(
+            self.size, lab, server, rounds, stack, "nicps.bench.gloo_rank", *more, "--rank"
+        )
         # Each sends its peak with its last message, and ends.
         return Running(server, check, lambda: ([], [process.pid for process in ranks]), lambda: 0)
+
+
+def _ranks(
+    size: Size,
+    lab: Lab,
+    server: BarrierServer,
+    rounds: int,
+    stack: contextlib.ExitStack,
+    module: str,
+    *arguments: str,
+) -> tuple[list[subprocess.Popen[Any]], Callable[[], None]]:
+    """A program on each host, which is told of its rank behind these arguments; and what finds one that has failed."""
+    ranks: list[subprocess.Popen[Any]] = []
+
+    def stop() -> None:
+        for process in ranks:
+            process.terminate()
+        for process in ranks:
+            process.wait(30.0)
+
+    stack.callback(stop)
+    told = ["--hosts", str(size.hosts), "--params", str(size.params), "--rounds", str(rounds)]
+    told += ["--barrier", str(server.path), *arguments]
+    for rank, host in enumerate(lab.hosts):
+        command = [sys.executable, "-m", module, *told, str(rank)]
+        ranks.append(lab.run(host, command, stdin=subprocess.DEVNULL))
+
+    def check() -> None:
+        codes = [process.poll() for process in ranks]
+        if any(codes):
+            raise JobFailed(f"a rank of {module} ended: exit codes {codes}")
+
+    return ranks, check

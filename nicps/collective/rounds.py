@@ -38,6 +38,15 @@ class Differs(Exception):
     """The members have called different things; the round's offers tell which members have called alike."""
 
 
+def is_small(size: int, members: int) -> bool:
+    """Whether so many bytes of each member are gathered and folded in rank order, in a direct call or in a round.
+
+    It is the same way of adding on both: so a result has the same bits.
+    """
+    frames = max(1, -(-size // PAYLOAD_BYTES))
+    return size <= MOST_BYTES and max(1, members - 1) * frames <= _MOST_FRAMES
+
+
 class Exchange(Protocol):
     """What is needed of a link's channel."""
 
@@ -169,12 +178,8 @@ class Attempt:
         return self._ranks.numbers[rank]
 
     def is_small(self, size: int) -> bool:
-        """Whether so many bytes of each member are gathered and folded, in a direct call or in a round.
-
-        The same way of adding on both: so a result has the same bits.
-        """
-        others = max(1, len(self._ranks.numbers) - 1)
-        return size <= MOST_BYTES and others * max(1, -(-size // PAYLOAD_BYTES)) <= _MOST_FRAMES
+        """Whether so many bytes of each member are gathered and folded (`is_small`)."""
+        return is_small(size, len(self._ranks.numbers))
 
     def give(self, data: bytes) -> dict[int, bytes] | None:
         """What each member gives, by number, in a direct call; None: it takes a round."""
