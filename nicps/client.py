@@ -279,6 +279,8 @@ class Session:
     def sum(self, commit: Commit, out: F32 | None = None) -> F32:
         """The exact sum over the counted gradients, own part included, as float32 (lanes,); zeros if none counted.
 
+        It may be read as often as one likes, until the round is `applied`.
+
         Raises:
             JobFailed: `out` is memory of the vector that was offered.
         """

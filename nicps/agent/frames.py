@@ -26,6 +26,7 @@ from nicps.protocol.kernel import ChannelState
 #: The kernel forwards tokens for this agent only so long after the agent's last sign of life.
 _ALIVE_NS = 200_000_000
 _MALFORMED_SHOWN = 3
+_LACKING = bytes([wire.FrameType.LACKING])
 _ASIDE = (wire.FrameType.PROBE, wire.FrameType.ECHO, wire.FrameType.SCRIPT)
 
 
@@ -90,6 +91,10 @@ class Frames:
         self.sync_from_kernel()
         for source, frame in frames:
             if not self._keys.admits(source, frame, self._dataplane.mac):
+                continue
+            lacking = frame[1:2] == _LACKING
+            if lacking and not self.sender.takes_answer(frame):
+                self._keys.refused["replayed"] += 1
                 continue
             turns = life.turns
             try:

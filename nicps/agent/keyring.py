@@ -19,7 +19,8 @@ from nicps.errors import UsageProblem
 from nicps.protocol import View
 from nicps.switchauth import SwitchKey
 
-#: Signed and checked in the kernel; those that it passes up are a member's, and fresh.
+#: Signed and checked in the kernel; those that it passes up are a member's, and fresh. Only LACKING may come again:
+#: `StripeFrames.takes_answer` takes each once.
 _KERNELS = (wire.FrameType.TOKEN, wire.FrameType.FRAGMENT, wire.FrameType.LACKING)
 _HEADER = wire.Layout.of(wire.Header)
 _VIEW_AT = _HEADER.offsets[_HEADER.names.index("view")]

@@ -187,6 +187,10 @@ class Sender:
         line, self.queued = self.lines.of(action.channel, urgency=action.channel), True
         line.queue.append(_Bulk(action, phase, source, template, deque(action.ranges)))
 
+    def takes_answer(self, frame: bytes) -> bool:
+        """Whether a LACKING frame answers an open question, for the first time."""
+        return self._stripes.takes_answer(frame)
+
     def drop_fragments(self) -> list[SendFragments]:
         """Remove contributions from the queue, or the parts that have not been sent; return them."""
         dropped: list[_Bulk] = []

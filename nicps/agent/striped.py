@@ -21,6 +21,8 @@ _BODIES = {
 }
 _SWITCH: U8 = np.frombuffer(wire.SWITCH, np.uint8)
 _NOT_FINITE = 127  # the exponent of a fragment without a value
+#: The newest questions of a channel, which an answer may be to. A member asks again for what it has no answer to.
+_OPEN = 4096
 
 
 def header_dtype(body: type[Any]) -> np.dtype[np.void]:
@@ -40,8 +42,11 @@ def header_dtype(body: type[Any]) -> np.dtype[np.void]:
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": base})
 
 
+_LACKING = header_dtype(wire.Lacking)
+
+
 class StripeFrames:
-    """Makes the headers and destinations of a batch of frames from one template.
+    """Makes the headers and destinations of a batch of frames from one template, and knows which questions are open.
 
     Args:
         most: frames in a batch.
@@ -55,6 +60,7 @@ class StripeFrames:
         self._records = self._rows.view(dtype).reshape(most)
         # By channel, the numbers used so far: the kernel answers each one once, and has a window for each channel.
         self._questions = [0] * wire.MAX_CHANNELS
+        self._answered: list[set[int]] = [set() for _ in self._questions]
 
     def template(self, header: wire.Header, striped: Striped, fragments: int, width: int) -> U8:
         """The header that all frames of a contribution have, uint8 (56,)."""
@@ -102,6 +108,23 @@ class StripeFrames:
                     f" {striped.unit + wire.MAX_SHIFT[width]}: the training program has written over its contribution"
                 )
         return rows, self._destination(striped, int(records["fragments"][0]), first, count)
+
+    def takes_answer(self, frame: bytes) -> bool:
+        """Whether a LACKING frame answers an open question of this host: one that it has not answered before.
+
+        The kernel, which has checked its tag, lets near numbers pass: a frame that is replayed, too.
+        """
+        if len(frame) < _LACKING.itemsize:
+            return True  # it is malformed, and is reported as such
+        record = np.frombuffer(frame, _LACKING, 1)
+        channel, number = wire.channel_of(int(record["flags"][0])), int(record["number"][0])
+        newest, answered = self._questions[channel], self._answered[channel]
+        if not max(0, newest - _OPEN) < number <= newest or number in answered:
+            return False
+        answered.add(number)
+        if len(answered) > 2 * _OPEN:
+            self._answered[channel] = {one for one in answered if one > newest - _OPEN}
+        return True
 
     def _destination(self, striped: Striped, fragments: int, first: int, count: int) -> U8 | None:
         if striped.type is FrameType.SUM:

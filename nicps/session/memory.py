@@ -83,6 +83,7 @@ class Memory:
 
     def forget(self) -> None:
         """Another member's state was loaded."""
+        self.adding.forget()
         if self._striped is not None:
             self._striped.forget()
 

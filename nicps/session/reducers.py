@@ -122,6 +122,9 @@ class AddingReducer:
         self._exchange = Exchange.BROADCAST
         self._standing = Standing(number, 0, frozenset(), ())
         self._own = self.offers.own(0)  # of the round that is expected
+        self._counted = (
+            0  # the last round of whose sum this member's vector is a part, as it was read
+        )
 
     @property
     def members(self) -> int:
@@ -132,6 +135,10 @@ class AddingReducer:
         """Map the accumulators that come with a message."""
         if isinstance(message, shared_form.Phase) and message.blocks:
             self.sums.map(next(fds), next(fds), message.blocks)
+
+    def forget(self) -> None:
+        """As `StripedReducer.forget`."""
+        self._counted = 0
 
     def enter(self, unit: int, members: int, exchange: Exchange) -> None:
         """As `Reducer`."""
@@ -184,8 +191,10 @@ class AddingReducer:
             sums.exchange = commit.exchange
         own = self.offers.own(commit.round)
         sums.total(commit.round, commit.counted, commit.unit, own, out)
-        if self._standing.number in commit.counted:
+        # The sum may be read again. By then the residual is that of this round.
+        if self._standing.number in commit.counted and commit.round != self._counted:
             self.offers.counted()
+            self._counted = commit.round
 
     def finish(self, commit: Commit) -> None:
         """Nothing is left."""

@@ -117,6 +117,24 @@ def test_ready_made_sums_are_the_gradients_sum(agent: Agent) -> None:
         assert agent.take()["op"] == "read"
 
 
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_a_sum_may_be_read_more_than_once(agent: Agent, reads: int) -> None:
+    """What rounding has left over of the round goes into the next one all the same, and once."""
+    member = reference.Member(16)
+    for round_ in (7, 8, 9):
+        offered(agent, round_, gradient(round_, 3 * LIMIT * 2.0**UNIT))
+        whole, member.residual = member.quantise(gradient(round_, 3 * LIMIT * 2.0**UNIT), UNIT, 3)
+        assert (lanes(agent, round_) == whole).all()
+        arrive(agent, round_, whole)
+        agent.commit(round_, {1: 4, 2: 4, 3: 4}, UNIT, exchange="switch")
+        commit = agent.session.wait_commit(round_)
+        assert commit is not None
+        expected = (whole * 2.0**UNIT).astype(np.float32)
+        assert all((agent.session.sum(commit) == expected).all() for _ in range(reads))
+        agent.session.applied(commit, "d")
+        assert agent.take()["op"] == "read"
+
+
 def test_a_sum_of_others_is_ready_made_too(agent: Agent) -> None:
     """This member was left out: none of its lanes is in the sum, and none is put there."""
     offered(agent, 7, gradient(1))
