@@ -132,7 +132,7 @@ class Rooms:
             self.executor,
             (),
             lambda: -1,
-            DirectRoom(self.dataplane, self.loop),
+            DirectRoom(self.dataplane, self.loop, 0.9),
         )
 
     def commands(self, control: ControlSocket) -> Commands:

@@ -134,7 +134,7 @@ class Agent:
         )
         self._prober = Prober(self.life, self.dataplane, settings.destination, frames.send_control)
         preparation = Preparation(driver, loop, children, settings.work, settings.runs, user)
-        direct = DirectRoom(self.dataplane, loop)
+        direct = DirectRoom(self.dataplane, loop, settings.timings.urgent_share)
         executor = Executor(
             driver,
             loop,

@@ -12,10 +12,13 @@ from nicps.session.shared_form import Phase
 
 
 class DirectRoom:
-    """At most one program has direct calls."""
+    """At most one program has direct calls.
 
-    def __init__(self, dataplane: DataPlane, loop: Loop) -> None:
-        self._dataplane, self._loop = dataplane, loop
+    Attributes: `share`, of the time, that its urgent calls may take beside less urgent rounds.
+    """
+
+    def __init__(self, dataplane: DataPlane, loop: Loop, share: float) -> None:
+        self._dataplane, self._loop, self.share = dataplane, loop, share
         self._calls: DirectCalls | None = None
 
     def load(self) -> None:

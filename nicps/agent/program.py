@@ -217,7 +217,7 @@ class Program:
             # A round that had closed without it may be run again (R18).
             self._arena.closed = min(self._arena.closed, action.message.first_round - 1)
         if self._adopted and (given := self._direct.enter(action.message)):
-            self._post(action.program, shared_form.Direct(), given)
+            self._post(action.program, shared_form.Direct(self._direct.share), given)
         self._post(action.program, action.message, self._descriptors(action.message))
 
     def _descriptors(self, message: Message) -> tuple[int, ...]:

@@ -63,6 +63,7 @@ class Link:
         self._open = [0]  # the round of each channel that this program is to offer next
         self._view = 0  # the one in force
         self._direct: DirectMemory | None = None
+        self._share = 1.0  # of the time, that urgent calls take at most
         self._directly: list[Directly] = []  # by channel
         self._leads = False
         self._decided: dict[int, shared_form.Decide] = {}  # of each channel's last round
@@ -179,6 +180,9 @@ class Link:
         directly = self._directly[channel] if channel < len(self._directly) else None
         if directly is None or not directly.tries():
             return None
+        if self._is_ahead(channel):
+            time.sleep(max(0.0, directly.free_at - time.monotonic()))
+        began = time.monotonic()
         with self._in_exchange(channel):
             view, live = self._look(channel, deadline)
             if not live <= among or max(live) > DIRECT_MEMBERS:
@@ -186,10 +190,19 @@ class Link:
             direct = DirectCall(view, self._open[channel], directly.since, call, live)
             found = directly.calls.gather(direct, data, lambda: self._look(channel, deadline))
             done = not isinstance(found, Ending) and len({said for said, _ in found.values()}) == 1
+            now = time.monotonic()
             directly.note(done=done)
+            directly.free_at = now + (now - began) * (1 / self._share - 1)
             if isinstance(found, Ending) or not done:
                 return None
             return {number: given for number, (_, given) in found.items()}
+
+    def _is_ahead(self, channel: int) -> bool:
+        """A less urgent channel has a call under way, for which it leaves a part of the line (docs/channels.md)."""
+        own = self.plan[channel].urgency
+        with self._turns:
+            inside = [*self._inside]
+        return any(self.plan[other].urgency < own for other in inside if other < len(self.plan))
 
     def _look(self, channel: int, deadline: float) -> tuple[int, frozenset[int]]:
         """The view in force, and its members, once all has been noted that has come."""
@@ -303,6 +316,8 @@ class Link:
         """Give the connection up in a process that was forked: it goes on in the other one."""
         self._lost = reason
         self._channel.close()
+        if self._direct is not None:
+            self._direct.close()
         if self.store is not None:
             self.store.disown(reason)
 
@@ -372,7 +387,7 @@ class Link:
         if isinstance(message, shared_form.Abort | Error):
             self._fail(message.message)
         if isinstance(message, shared_form.Direct):
-            self._direct = DirectMemory(fds)
+            self._direct, self._share = DirectMemory(fds), message.share
         if isinstance(message, shared_form.View | shared_form.Phase):
             with self._turns:
                 self.live, self._view = frozenset(message.live), message.view
@@ -410,11 +425,13 @@ class Link:
 class Directly:
     """A channel's direct calls.
 
-    Attributes: `since`, how many have been made since the last round.
+    Attributes: `since`, how many have been made since the last round. `free_at`: when the next one begins beside less
+    urgent calls, on the monotonic clock.
     """
 
     calls: DirectChannel
     since: int = 0
+    free_at: float = 0.0
     _failed: int = 0
     _skips: int = 0
 

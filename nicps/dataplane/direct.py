@@ -7,13 +7,13 @@ and sends them on. The interface is gone once no process has it open, or with `c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ class DirectCalls:
     """
 
     def __init__(self, fds: Mapping[str, int], program: int) -> None:
-        with ExitStack() as undo:
+        with contextlib.ExitStack() as undo:
             tap, name = _open_tap()
             undo.callback(os.close, tap)
             index = socket.if_nametoindex(name)
@@ -110,9 +110,8 @@ def _attach(program: int, name: str, index: int) -> Callable[[], object]:
 
 
 def _bring_up(name: str) -> None:
-    quiet = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
-    if quiet.exists():  # or the host greets its neighbours there
-        quiet.write_text("1")
+    with contextlib.suppress(OSError):  # without IPv6, or where it may not: the host greets its neighbours there
+        Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         flags = _REQUEST.unpack(
             fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(name.encode(), 0))

@@ -319,6 +319,9 @@ class Direct(Message):
     """
 
     op: ClassVar[str] = "direct"
+    share: Annotated[
+        float, Field(number(), "of the time, that urgent calls may take beside less urgent rounds")
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             ),
             message("store"),
             message("arena", fragments=6),
-            message("direct"),
+            message("direct", share=0.9),
             message(
                 "phase",
                 kind="test",
