@@ -29,13 +29,14 @@ static __always_inline u64 nicps_call_tag(const struct nicps_header *header,
 	return (u64)bpf_ntohl(header->round) << 32 | bpf_ntohl(body->number);
 }
 
-static __always_inline struct nicps_desk *nicps_desk_of(u32 channel,
-							const struct nicps_numbers *body)
+static __always_inline struct nicps_desk *
+nicps_desk_of(u32 channel, const struct nicps_numbers *body)
 {
 	return nicps_desk(channel, bpf_ntohl(body->number) & 1);
 }
 
-static __always_inline bool nicps_is_at(const struct nicps_desk *desk, u32 view, u64 tag)
+static __always_inline bool nicps_is_at(const struct nicps_desk *desk, u32 view,
+					u64 tag)
 {
 	return desk->view == view && desk->tag == tag;
 }
@@ -77,7 +78,8 @@ static __always_inline bool nicps_rule(struct nicps_desk *desk,
 {
 	u64 me = nicps_bit(config->number), others = config->live_members & ~me;
 
-	if (!desk->own || desk->verdict || desk->gone || (desk->here & others) != others)
+	if (!desk->own || desk->verdict || desk->gone ||
+	    (desk->here & others) != others)
 		return false;
 	desk->verdict = NICPS_MARKED;
 	nicps_publish(&desk->marks, desk->marks | me);
@@ -140,13 +142,15 @@ nicps_enter_others(struct nicps_desk *desk, const struct nicps_header *header,
 		if (sender->length == NICPS_LONG_NUMBERS)
 			ruling->reason = payload + NICPS_PAYLOAD_BYTES > end
 						 ? NICPS_COUNT_TRUNCATED
-						 : nicps_put_numbers(desk, body, payload,
-								     true, sender);
+						 : nicps_put_numbers(desk, body,
+								     payload, true,
+								     sender);
 		else
 			ruling->reason = payload + NICPS_SHORT_BYTES > end
 						 ? NICPS_COUNT_TRUNCATED
-						 : nicps_put_numbers(desk, body, payload,
-								     false, sender);
+						 : nicps_put_numbers(desk, body,
+								     payload, false,
+								     sender);
 	}
 	if (header->type == NICPS_TYPE_WITHDRAWN) {
 		ruling->wakes = !desk->gone;
@@ -170,7 +174,8 @@ nicps_settle(struct nicps_desk *desk, const struct nicps_header *header,
 	     const struct nicps_numbers *body, const struct nicps_sender *sender,
 	     const struct nicps_config *config, struct nicps_ruling *ruling)
 {
-	bool at = nicps_is_at(desk, bpf_ntohl(body->view), nicps_call_tag(header, body));
+	bool at =
+		nicps_is_at(desk, bpf_ntohl(body->view), nicps_call_tag(header, body));
 	u64 from = nicps_bit(sender->number);
 
 	if (header->type == NICPS_TYPE_SETTLE) {
@@ -229,7 +234,8 @@ static __always_inline bool nicps_is_call(const struct nicps_header *header,
 	*extra = 0;
 	if (header->type != NICPS_TYPE_NUMBERS)
 		return length == NICPS_NUMBERS_BYTES;
-	if (body->fragments - 1U >= NICPS_DESK_FRAGMENTS || body->index >= body->fragments)
+	if (body->fragments - 1U >= NICPS_DESK_FRAGMENTS ||
+	    body->index >= body->fragments)
 		return false;
 	*extra = length == NICPS_LONG_NUMBERS ? NICPS_PAYLOAD_BYTES : NICPS_SHORT_BYTES;
 	return length == NICPS_LONG_NUMBERS || length == NICPS_SHORT_NUMBERS;
@@ -243,7 +249,8 @@ static __always_inline bool nicps_answers_once(struct nicps_desk *desk,
 	u32 way = (sender->number - 1) & (NICPS_DESK_MEMBERS - 1);
 
 	way = 2 * way + !!(sender->flags & NICPS_FLAG_ANSWER);
-	return !config->keyed || nicps_unanswered(&desk->repeated[way], sender->sequence);
+	return !config->keyed ||
+	       nicps_unanswered(&desk->repeated[way], sender->sequence);
 }
 
 /* A frame of a direct call, of a member in the view that is in force. */
@@ -255,7 +262,7 @@ nicps_direct_frame(struct xdp_md *ctx, struct nicps_cursor *cursor,
 {
 	struct nicps_numbers *body = nicps_take_numbers(cursor);
 	struct nicps_window *window = nicps_window(sender->channel, sender->number);
-	struct nicps_ruling ruling = { .reason = NICPS_COUNT_DIRECT };
+	struct nicps_ruling ruling = {.reason = NICPS_COUNT_DIRECT};
 	void *payload = cursor->at;
 	struct nicps_desk *desk;
 	u32 extra, view;

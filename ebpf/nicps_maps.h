@@ -9,7 +9,8 @@
 #include "nicps_shared_maps.h"
 
 BPF_F_TABLE("array", u32, struct nicps_config, config, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct nicps_limit, limits, NICPS_PROGRAM + 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct nicps_limit, limits, NICPS_PROGRAM + 1,
+	    BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_train, train, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_ring, ring, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct nicps_saved, bounced_frame, 1, BPF_F_MMAPABLE);

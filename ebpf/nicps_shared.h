@@ -42,7 +42,8 @@
 #define NICPS_OPENING 0x8000000000000000 /* in a count: a processor opens a tag */
 
 #define NICPS_MARK 0x6e696370 /* of the agent's sockets: their frames are signed */
-#define NICPS_DIRECT_RATE 100000 /* frames of direct calls a second that a program may send */
+#define NICPS_DIRECT_RATE \
+	100000 /* frames of direct calls a second that a program may send */
 #define NICPS_REPLAY_WINDOW 1024 /* frames of one sender that may overtake each other */
 #define NICPS_LAST_HOP 0xffffffff /* of a generation, which then must rise */
 #define NICPS_LAST_SEQUENCE 0xffffffff /* of a view, which then needs a new one */

@@ -110,7 +110,8 @@ def _attach(program: int, name: str, index: int) -> Callable[[], object]:
 
 
 def _bring_up(name: str) -> None:
-    with contextlib.suppress(OSError):  # without IPv6, or where it may not: the host greets its neighbours there
+    # Without IPv6 there is no such file; where it must not be written, the host greets its neighbours there.
+    with contextlib.suppress(OSError):
         Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         flags = _REQUEST.unpack(
