@@ -289,7 +289,7 @@ def test_a_room_that_the_kernel_refuses() -> None:
     with veth_pair() as names, ExitStack() as stack:
         left, right = (stack.enter_context(DataPlane(name, NETWORK)) for name in names)
         later: dict[str, Any] = left._loaded.later
-        (name,) = later
+        name = "nicps_stripes"
         whole = later[name]
         later[name] = type(whole)(whole.source, whole.kind, whole.code[:-8])
         with pytest.raises(BpfLoadError, match=f"the kernel refuses {name} of nicps.c: "):
@@ -299,7 +299,7 @@ def test_a_room_that_the_kernel_refuses() -> None:
         until(lambda: right.maps.count(1, VIEW, 1) == 4, "fragments are taken")
         later[name] = whole
         left.open_stripes()
-        assert not later
+        assert name not in later
 
 
 def test_ranks_are_the_views(members: tuple[Member, Member]) -> None:
