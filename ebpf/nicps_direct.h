@@ -161,7 +161,9 @@ nicps_enter_others(struct nicps_desk *desk, const struct nicps_header *header,
 	}
 	ruling->marked = nicps_rule(desk, config);
 	ruling->wakes |= !was && nicps_is_complete(desk, config);
-	if (desk->verdict == NICPS_WITHDRAWN || sender->flags & NICPS_FLAG_REPEAT)
+	/* Nothing else asks: two that answer each other's withdrawals would never end. */
+	if (header->type == NICPS_TYPE_NUMBERS &&
+	    (desk->verdict == NICPS_WITHDRAWN || sender->flags & NICPS_FLAG_REPEAT))
 		ruling->verdict = desk->verdict;
 }
 

@@ -192,6 +192,16 @@ def test_who_has_withdrawn_never_marks(host: Host) -> None:
     assert host.desk().marks == 0
 
 
+def test_a_withdrawal_is_not_answered(host: Host) -> None:
+    """Two that have withdrawn would answer each other for ever."""
+    host.give()
+    assert host.write(host.channel._frame(F.WITHDRAWN, host.call())).verdict == REDIRECT
+    for flags in (0, wire.Flag.ANSWER):
+        assert host.take(F.WITHDRAWN, 2, flags=flags).verdict == DROP
+    assert host.take(F.MARKED, 3).verdict == DROP
+    assert kind_of(host.take(F.NUMBERS, 3)) is F.WITHDRAWN
+
+
 def test_who_has_marked_cannot_withdraw(host: Host) -> None:
     host.give()
     host.take(F.NUMBERS, 2)
