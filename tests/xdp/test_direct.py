@@ -18,6 +18,7 @@ from nicps.layout import layout
 from nicps.session.direct import Desk, DirectCall, DirectChannel, DirectMemory
 from nicps.wire import FrameType as F
 from tests.direct_scene import Kernel, Scene, agree
+from tests.model import tag_of
 from tests.xdp.kernel import MACS, NETWORK, VIEW
 
 pytestmark = pytest.mark.xdp
@@ -80,16 +81,26 @@ class Host:
         view: int = 0,
         round_: int = 0,
         call: int = 5,
+        sequence: int = 0,
+        key: bytes = b"",
     ) -> bpf.Run:
         """A frame of another member; `view` of the call, by default the one in force."""
         now = int(self.maps.config["view"])
         header = wire.Header(
-            network=NETWORK, view=now, round=self.round + round_, sender=sender, flags=flags
+            network=NETWORK,
+            view=now,
+            round=self.round + round_,
+            sender=sender,
+            flags=flags,
+            sequence=sequence,
         )
         body = BODIES[kind](call, number, len(data), index, fragments, view or now)
         room = 64 if len(data) <= 64 else 1440
         tail = data.ljust(room, b"\0") if kind is F.NUMBERS else b""
-        frame = wire.ethernet(MACS[sender - 1], wire.pack(header, body, tail=tail))
+        whole = wire.pack(header, body, tail=tail)
+        if key:
+            whole = whole[:24] + tag_of(whole, len(whole), key).to_bytes(8, "big") + whole[32:]
+        frame = wire.ethernet(MACS[sender - 1], whole)
         return bpf.prog_test_run(self.loaded.programs["nicps_xdp"], frame)
 
     def call(self, number: int = 0) -> DirectCall:
@@ -318,6 +329,23 @@ def test_a_keyed_network(host: Host) -> None:
     assert host.maps.counters()["forged"] == before + 1
     (own,) = host.give()
     assert own.header.tag and own.header.sequence == 1
+
+
+def test_a_keyed_network_answers_a_frame_once_in_each_view(host: Host) -> None:
+    """Frames are numbered anew in each view: what was answered in the one before does not count."""
+    key, then = bytes(range(16)), int(host.maps.config["view"]) + 1
+    host.reset(then, key=key)
+    host.give()
+    for sequence, sender in enumerate((2, 3), 1000):
+        host.take(F.NUMBERS, sender, sequence=sequence, key=key)
+    asks: dict[str, Any] = {"flags": wire.Flag.REPEAT, "sequence": 1002, "key": key}
+    assert kind_of(host.take(F.NUMBERS, 2, **asks)) is F.MARKED
+    assert kind_of(host.take(F.NUMBERS, 2, **asks)) is None
+    key = bytes(range(1, 17))
+    host.reset(then + 1, key=key)
+    run = host.take(F.SETTLE, 2, view=then, sequence=1, key=key)
+    assert kind_of(run) is F.MARKED
+    assert kind_of(host.take(F.SETTLE, 2, view=then, sequence=1, key=key)) is None
 
 
 # ---- several members
