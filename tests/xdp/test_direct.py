@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
+import socket
 import struct
+import subprocess
+import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -346,6 +354,43 @@ def test_a_keyed_network_answers_a_frame_once_in_each_view(host: Host) -> None:
     run = host.take(F.SETTLE, 2, view=then, sequence=1, key=key)
     assert kind_of(run) is F.MARKED
     assert kind_of(host.take(F.SETTLE, 2, view=then, sequence=1, key=key)) is None
+
+
+#: An agent, as far as direct calls go: it makes an interface, hands it to a program, and is killed.
+_AGENT = """
+import os, signal, socket, sys
+from nicps.dataplane.direct import DirectCalls
+from tests.direct_scene import Kernel
+kernel = Kernel()
+calls = DirectCalls(kernel.loaded.maps, kernel.loaded.programs["nicps_confined"])
+socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [b"x"], [calls.shared.tap])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_is_confined_when_its_agent_is_gone() -> None:
+    protocol = 0x88B6
+
+    def outlive() -> list[bytes]:
+        assert not ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET, of this thread
+        ours, theirs = socket.socketpair()
+        heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
+        with ours, theirs, heard:
+            command = [sys.executable, "-c", _AGENT, str(theirs.fileno())]
+            code = subprocess.run(command, pass_fds=[theirs.fileno()], timeout=300).returncode
+            assert code == -signal.SIGKILL
+            _, (tap,), _, _ = socket.recv_fds(ours, 1, 1)
+            time.sleep(0.2)  # the kernel frees what was the agent's
+            os.write(tap, b"\xff" * 6 + MACS[0] + struct.pack(">H", protocol) + bytes(50))
+            time.sleep(0.2)
+            os.close(tap)
+            heard.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                return [heard.recv(2000)]
+            return []
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(outlive).result() == []
 
 
 # ---- several members
