@@ -23,7 +23,7 @@ from nicps import wire
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import Maps
 from nicps.layout import layout
-from nicps.session.direct import Desk, DirectCall, DirectChannel, DirectMemory
+from nicps.session.direct import Desk, DirectCall, DirectChannel, DirectMemory, Ending
 from nicps.wire import FrameType as F
 from tests.direct_scene import Kernel, Scene, agree
 from tests.model import tag_of
@@ -62,7 +62,7 @@ class Host:
         bells = [fds[f"call_bell_{channel}"] for channel in range(8)]
         copies = [os.dup(fd) for fd in (fds["desks"], fds["numbers"], *bells)]
         self.memory = DirectMemory([*copies[:2], -1, *copies[2:]])
-        self.memory.send = self.written.append  # type: ignore[method-assign]
+        self.memory.send = self.take_written  # type: ignore[method-assign]
         self.channel = DirectChannel(self.memory, 0, 1)
 
     def reset(self, view: int = VIEW, members: int = MEMBERS, key: bytes | None = None) -> None:
@@ -110,6 +110,11 @@ class Host:
             whole = whole[:24] + tag_of(whole, len(whole), key).to_bytes(8, "big") + whole[32:]
         frame = wire.ethernet(MACS[sender - 1], whole)
         return bpf.prog_test_run(self.loaded.programs["nicps_xdp"], frame)
+
+    def take_written(self, frame: bytes) -> bool:
+        """In place of the interface."""
+        self.written.append(frame)
+        return True
 
     def call(self, number: int = 0) -> DirectCall:
         """Of this member."""
@@ -391,6 +396,22 @@ def test_a_program_is_confined_when_its_agent_is_gone() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(outlive).result() == []
+
+
+def test_a_call_without_an_interface_takes_a_round(host: Host) -> None:
+    """It was taken away, or down, at all hosts: nobody withdraws a call that nobody has heard of."""
+    looks = iter(range(100))
+    view = int(host.maps.config["view"])
+
+    def look() -> tuple[int, frozenset[int]]:
+        next(looks)
+        return view, host.call().live
+
+    host.memory.send = lambda frame: False  # type: ignore[method-assign]
+    try:
+        assert host.channel.gather(host.call(), b"own", look) is Ending.WITHDRAWN
+    finally:
+        host.memory.send = host.take_written  # type: ignore[method-assign]
 
 
 # ---- several members
