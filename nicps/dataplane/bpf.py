@@ -275,7 +275,7 @@ def tcx_link(program_fd: int, ifindex: int) -> int:
 
 
 def tcx_attach(program_fd: int, ifindex: int) -> None:
-    """Attach a TC program to an interface's ingress, for as long as there is that interface (Linux 6.6; else EINVAL)."""
+    """Attach a TC program to an interface's ingress, as long as it is there (Linux 6.6; else EINVAL)."""
     attr = _attr("IIIIIIQ", ifindex, program_fd, TCX_INGRESS, 0, 0, 0, 0)
     _bpf(PROG_ATTACH, "TCX attach", attr)
 
