@@ -161,7 +161,9 @@ nicps_enter_others(struct nicps_desk *desk, const struct nicps_header *header,
 	}
 	ruling->marked = nicps_rule(desk, config);
 	ruling->wakes |= !was && nicps_is_complete(desk, config);
-	if (desk->verdict == NICPS_WITHDRAWN || sender->flags & NICPS_FLAG_REPEAT)
+	/* Nothing else asks: two that answer each other's withdrawals would never end. */
+	if (header->type == NICPS_TYPE_NUMBERS &&
+	    (desk->verdict == NICPS_WITHDRAWN || sender->flags & NICPS_FLAG_REPEAT))
 		ruling->verdict = desk->verdict;
 }
 
@@ -241,6 +243,17 @@ static __always_inline bool nicps_is_call(const struct nicps_header *header,
 	return length == NICPS_LONG_NUMBERS || length == NICPS_SHORT_NUMBERS;
 }
 
+/* In a keyed network: in another view frames have other numbers, and none of them was answered. */
+static __always_inline void nicps_forget_answers(struct nicps_desk *desk, u32 view)
+{
+	if (desk->repeated_view == view)
+		return;
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < 2 * NICPS_DESK_MEMBERS; i++)
+		desk->repeated[i] = 0;
+	desk->repeated_view = view;
+}
+
 /* In a keyed network: whether this very frame was not answered before. */
 static __always_inline bool nicps_answers_once(struct nicps_desk *desk,
 					       const struct nicps_sender *sender,
@@ -288,6 +301,7 @@ nicps_direct_frame(struct xdp_md *ctx, struct nicps_cursor *cursor,
 	desk = nicps_desk_of(sender->channel, body);
 	if (!desk || !nicps_claim_soon(&desk->claim))
 		return nicps_drop(NICPS_COUNT_BUSY);
+	nicps_forget_answers(desk, config->view);
 	if (!now)
 		nicps_settle(desk, header, body, sender, config, &ruling);
 	else if (nicps_open_desk(desk, view, nicps_call_tag(header, body), false))

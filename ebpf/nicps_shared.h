@@ -148,6 +148,8 @@ struct nicps_desk {
 	__u32 agreed_view; /* that later view */
 	__u32 own; /* this member's numbers have all been sent */
 	__u32 verdict;
+	__u32 repeated_view; /* of what follows: frames are numbered anew in each view */
+	__u32 reserved; /* records of maps are multiples of eight bytes */
 	/* Frames that were answered, by member and by the way on which they left; of all calls. */
 	__u64 repeated[2 * NICPS_DESK_MEMBERS];
 	__u32 call[NICPS_DESK_MEMBERS]; /* checksums */

@@ -96,10 +96,11 @@ class Member:
         if self.killed:
             raise Killed
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes) -> bool:
         run = self.kernel.run("nicps_confined", frame)
         if run.verdict == _REDIRECT:
             self.scene.send(self.number, run.frame)
+        return True
 
     def _look(self) -> tuple[int, frozenset[int]]:
         if self.killed:

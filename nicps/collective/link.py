@@ -175,6 +175,7 @@ class Link:
             deadline: on the monotonic clock.
 
         Raises:
+            CallTimeout: as `exchange`: this host has marked the call, and not all others do.
             GroupClosed: the group is over here.
         """
         directly = self._directly[channel] if channel < len(self._directly) else None
@@ -205,9 +206,15 @@ class Link:
         return any(self.plan[other].urgency < own for other in inside if other < len(self.plan))
 
     def _look(self, channel: int, deadline: float) -> tuple[int, frozenset[int]]:
-        """The view in force, and its members, once all has been noted that has come."""
+        """The view in force, and its members, once all has been noted that has come.
+
+        Raises:
+            TimeoutError: the call has taken too long.
+        """
         self._mail.poll()
         self._take_turn(channel, deadline)
+        if time.monotonic() >= deadline:
+            raise TimeoutError
         with self._turns:
             return self._view, self.live
 

@@ -22,6 +22,7 @@ MAP_CREATE = 0
 MAP_UPDATE_ELEM = 2
 MAP_DELETE_ELEM = 3
 PROG_LOAD = 5
+PROG_ATTACH = 8
 PROG_TEST_RUN = 10
 PROG_GET_FD_BY_ID = 13
 MAP_GET_FD_BY_ID = 14
@@ -267,12 +268,16 @@ def xdp_link(program_fd: int, ifindex: int, flags: int) -> int:
     return _bpf(LINK_CREATE, "XDP attach", _attr("IIII", program_fd, ifindex, XDP_ATTACH, flags))
 
 
-def tcx_link(program_fd: int, ifindex: int, hook: int = TCX_EGRESS) -> int:
-    """Attach a TC program to an interface's egress, or to another hook of it, likewise until the link is closed
-    (Linux 6.6; else EINVAL).
-    """
-    attr = _attr("IIIIIIQ", program_fd, ifindex, hook, 0, 0, 0, 0)
+def tcx_link(program_fd: int, ifindex: int) -> int:
+    """Attach a TC program to an interface's egress, likewise until the link is closed (Linux 6.6; else EINVAL)."""
+    attr = _attr("IIIIIIQ", program_fd, ifindex, TCX_EGRESS, 0, 0, 0, 0)
     return _bpf(LINK_CREATE, "TCX attach", attr)
+
+
+def tcx_attach(program_fd: int, ifindex: int) -> None:
+    """Attach a TC program to an interface's ingress, as long as it is there (Linux 6.6; else EINVAL)."""
+    attr = _attr("IIIIIIQ", ifindex, program_fd, TCX_INGRESS, 0, 0, 0, 0)
+    _bpf(PROG_ATTACH, "TCX attach", attr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from nicps.dataplane import bpf, egress
@@ -63,7 +62,7 @@ class DirectCalls:
             tap, name = _open_tap()
             undo.callback(os.close, tap)
             index = socket.if_nametoindex(name)
-            undo.callback(_attach(program, name, index))
+            _attach(program, name, index)
             _bring_up(name)
             undo.callback(_remove, index)
             self._undo = undo.pop_all()
@@ -97,16 +96,16 @@ def _open_tap() -> tuple[int, str]:
     return tap, _REQUEST.unpack(made)[0].rstrip(b"\0").decode()
 
 
-def _attach(program: int, name: str, index: int) -> Callable[[], object]:
+def _attach(program: int, name: str, index: int) -> None:
+    """It goes with the interface, not with this process: a program that outlives it must not be free there."""
     try:
-        return partial(os.close, bpf.tcx_link(program, index, bpf.TCX_INGRESS))
+        bpf.tcx_attach(program, index)
     except OSError as error:
         if error.errno != errno.EINVAL:  # the error of kernels that do not have TCX
             raise EnvironmentProblem(
                 f"interface {name} takes no program: {os.strerror(error.errno or 0)}"
             ) from None
-    egress.add_ingress_filter(program, name, index)
-    return lambda: None  # it goes with the interface
+        egress.add_ingress_filter(program, name, index)
 
 
 def _bring_up(name: str) -> None:

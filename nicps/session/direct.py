@@ -133,13 +133,15 @@ class DirectMemory:
         first = (place * DIRECT_MEMBERS + member - 1) * self._each
         return self._halves[at + self._calls], self._numbers[first : first + size]
 
-    def send(self, frame: bytes) -> None:
-        """Give the kernel a frame; it may refuse it, and the desk tells."""
+    def send(self, frame: bytes) -> bool:
+        """Give the kernel a frame; it may refuse it, and the desk tells. False: the interface takes none."""
         try:
             os.write(self._tap, frame)
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
+            return False
+        return True
 
     def close(self) -> None:
         """Close what is open; the mappings go with the last view of them."""
@@ -195,8 +197,9 @@ class DirectChannel:
         """
         frames, memory = self._numbers(call, data), self._memory
         everybody, until = bits(call.live), time.monotonic() + _LIMIT_S
+        given = False  # the last of them: without it this host never marks the call
         for frame in frames:
-            memory.send(frame)
+            given = memory.send(frame)
         repeats = [frame[:16] + self._flags_of(Flag.REPEAT) + frame[18:] for frame in frames]
         wait_s = _REPEAT_S
         while True:
@@ -211,13 +214,16 @@ class DirectChannel:
             now = time.monotonic()
             if now >= until:
                 memory.send(self._frame(FrameType.WITHDRAWN, call))
+                if not given:
+                    return Ending.WITHDRAWN  # nor can it say so: the interface is gone, or down
             if look()[0] != call.view:
                 if not self._settles(call, look):
                     return Ending.WITHDRAWN
                 break
             if wait_s > _REPEAT_S:
                 for frame in repeats:
-                    memory.send(frame)
+                    taken = memory.send(frame)
+                given = given or taken
             self._bell.wait(wait_s)
             wait_s = min(2 * wait_s, _SELDOM_S)
         barrier()

@@ -51,7 +51,7 @@ def test_the_headers_records_are_the_compilers() -> None:
     assert records["config"].itemsize == 176
     assert (records["channel"].itemsize, records["sent"].itemsize) == (64, 16)
     assert (records["window"].itemsize, records["token_window"].itemsize) == (40, 16)
-    assert (records["desk"].itemsize, limits["DESK_MEMBERS"]) == (480, wire.DIRECT_MEMBERS)
+    assert (records["desk"].itemsize, limits["DESK_MEMBERS"]) == (488, wire.DIRECT_MEMBERS)
     assert limits["DESK_FRAGMENTS"] == wire.DIRECT_FRAGMENTS
     assert (limits["CHANNELS"], limits["SENDERS"]) == (wire.MAX_CHANNELS, wire.MAX_MEMBERS + 1)
     assert limits["COUNTS"] == wire.MAX_MEMBERS + wire.MAX_CHANNELS

@@ -11,23 +11,25 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from nicps.collective import Group
-from nicps.collective.errors import GroupClosed
-from nicps.collective.link import Link
+from nicps.collective.errors import CallTimeout, GroupClosed
+from nicps.collective.link import Directly, Link
 from nicps.collective.rounds import Ranks
 from nicps.errors import NetworkProblem
 from nicps.exchange import Exchange
 from nicps.session import shared_form as says
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed
+from nicps.session.direct import DirectCall, DirectChannel, Look
 from nicps.session.fields import encode
 
 pytestmark = pytest.mark.unit
@@ -185,6 +187,25 @@ def test_an_error_wakes_the_thread_that_waits_in_a_call(
     (thread,) = group._workers.threads
     assert {*closed_by} == {thread} and not thread.is_alive()
     assert not descriptors() - before
+
+
+class Marked:
+    """Direct calls of a channel: this host has marked one, and others never do, as their programs stand still."""
+
+    def gather(self, call: DirectCall, data: bytes, look: Look) -> None:
+        """As `DirectChannel`."""
+        for _ in range(2_000):
+            look()
+            time.sleep(0.001)
+
+
+def test_a_direct_call_ends_in_time(agent: Agent) -> None:
+    link = agent.link()
+    link._directly = [Directly(cast(DirectChannel, Marked()))]
+    with pytest.raises(CallTimeout):
+        link.gather(b"", 0, frozenset({1}), time.monotonic() + 0.1, 0)
+    assert link.is_over
+    link.close("the test is over")
 
 
 def _connects() -> str:

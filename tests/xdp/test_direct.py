@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
+import socket
 import struct
+import subprocess
+import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,9 +23,10 @@ from nicps import wire
 from nicps.dataplane import bpf, loader
 from nicps.dataplane.maps import Maps
 from nicps.layout import layout
-from nicps.session.direct import Desk, DirectCall, DirectChannel, DirectMemory
+from nicps.session.direct import Desk, DirectCall, DirectChannel, DirectMemory, Ending
 from nicps.wire import FrameType as F
 from tests.direct_scene import Kernel, Scene, agree
+from tests.model import tag_of
 from tests.xdp.kernel import MACS, NETWORK, VIEW
 
 pytestmark = pytest.mark.xdp
@@ -53,7 +62,7 @@ class Host:
         bells = [fds[f"call_bell_{channel}"] for channel in range(8)]
         copies = [os.dup(fd) for fd in (fds["desks"], fds["numbers"], *bells)]
         self.memory = DirectMemory([*copies[:2], -1, *copies[2:]])
-        self.memory.send = self.written.append  # type: ignore[method-assign]
+        self.memory.send = self.take_written  # type: ignore[method-assign]
         self.channel = DirectChannel(self.memory, 0, 1)
 
     def reset(self, view: int = VIEW, members: int = MEMBERS, key: bytes | None = None) -> None:
@@ -80,17 +89,32 @@ class Host:
         view: int = 0,
         round_: int = 0,
         call: int = 5,
+        sequence: int = 0,
+        key: bytes = b"",
     ) -> bpf.Run:
         """A frame of another member; `view` of the call, by default the one in force."""
         now = int(self.maps.config["view"])
         header = wire.Header(
-            network=NETWORK, view=now, round=self.round + round_, sender=sender, flags=flags
+            network=NETWORK,
+            view=now,
+            round=self.round + round_,
+            sender=sender,
+            flags=flags,
+            sequence=sequence,
         )
         body = BODIES[kind](call, number, len(data), index, fragments, view or now)
         room = 64 if len(data) <= 64 else 1440
         tail = data.ljust(room, b"\0") if kind is F.NUMBERS else b""
-        frame = wire.ethernet(MACS[sender - 1], wire.pack(header, body, tail=tail))
+        whole = wire.pack(header, body, tail=tail)
+        if key:
+            whole = whole[:24] + tag_of(whole, len(whole), key).to_bytes(8, "big") + whole[32:]
+        frame = wire.ethernet(MACS[sender - 1], whole)
         return bpf.prog_test_run(self.loaded.programs["nicps_xdp"], frame)
+
+    def take_written(self, frame: bytes) -> bool:
+        """In place of the interface."""
+        self.written.append(frame)
+        return True
 
     def call(self, number: int = 0) -> DirectCall:
         """Of this member."""
@@ -190,6 +214,16 @@ def test_who_has_withdrawn_never_marks(host: Host) -> None:
     run = host.take(F.NUMBERS, 3)
     assert kind_of(run) is F.WITHDRAWN
     assert host.desk().marks == 0
+
+
+def test_a_withdrawal_is_not_answered(host: Host) -> None:
+    """Two that have withdrawn would answer each other for ever."""
+    host.give()
+    assert host.write(host.channel._frame(F.WITHDRAWN, host.call())).verdict == REDIRECT
+    for flags in (0, wire.Flag.ANSWER):
+        assert host.take(F.WITHDRAWN, 2, flags=flags).verdict == DROP
+    assert host.take(F.MARKED, 3).verdict == DROP
+    assert kind_of(host.take(F.NUMBERS, 3)) is F.WITHDRAWN
 
 
 def test_who_has_marked_cannot_withdraw(host: Host) -> None:
@@ -308,6 +342,76 @@ def test_a_keyed_network(host: Host) -> None:
     assert host.maps.counters()["forged"] == before + 1
     (own,) = host.give()
     assert own.header.tag and own.header.sequence == 1
+
+
+def test_a_keyed_network_answers_a_frame_once_in_each_view(host: Host) -> None:
+    """Frames are numbered anew in each view: what was answered in the one before does not count."""
+    key, then = bytes(range(16)), int(host.maps.config["view"]) + 1
+    host.reset(then, key=key)
+    host.give()
+    for sequence, sender in enumerate((2, 3), 1000):
+        host.take(F.NUMBERS, sender, sequence=sequence, key=key)
+    asks: dict[str, Any] = {"flags": wire.Flag.REPEAT, "sequence": 1002, "key": key}
+    assert kind_of(host.take(F.NUMBERS, 2, **asks)) is F.MARKED
+    assert kind_of(host.take(F.NUMBERS, 2, **asks)) is None
+    key = bytes(range(1, 17))
+    host.reset(then + 1, key=key)
+    run = host.take(F.SETTLE, 2, view=then, sequence=1, key=key)
+    assert kind_of(run) is F.MARKED
+    assert kind_of(host.take(F.SETTLE, 2, view=then, sequence=1, key=key)) is None
+
+
+#: An agent, as far as direct calls go: it makes an interface, hands it to a program, and is killed.
+_AGENT = """
+import os, signal, socket, sys
+from nicps.dataplane.direct import DirectCalls
+from tests.direct_scene import Kernel
+kernel = Kernel()
+calls = DirectCalls(kernel.loaded.maps, kernel.loaded.programs["nicps_confined"])
+socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [b"x"], [calls.shared.tap])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_is_confined_when_its_agent_is_gone() -> None:
+    protocol = 0x88B6
+
+    def outlive() -> list[bytes]:
+        assert not ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET, of this thread
+        ours, theirs = socket.socketpair()
+        heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
+        with ours, theirs, heard:
+            command = [sys.executable, "-c", _AGENT, str(theirs.fileno())]
+            code = subprocess.run(command, pass_fds=[theirs.fileno()], timeout=300).returncode
+            assert code == -signal.SIGKILL
+            _, (tap,), _, _ = socket.recv_fds(ours, 1, 1)
+            time.sleep(0.2)  # the kernel frees what was the agent's
+            os.write(tap, b"\xff" * 6 + MACS[0] + struct.pack(">H", protocol) + bytes(50))
+            time.sleep(0.2)
+            os.close(tap)
+            heard.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                return [heard.recv(2000)]
+            return []
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(outlive).result() == []
+
+
+def test_a_call_without_an_interface_takes_a_round(host: Host) -> None:
+    """It was taken away, or down, at all hosts: nobody withdraws a call that nobody has heard of."""
+    looks = iter(range(100))
+    view = int(host.maps.config["view"])
+
+    def look() -> tuple[int, frozenset[int]]:
+        next(looks)
+        return view, host.call().live
+
+    host.memory.send = lambda frame: False  # type: ignore[method-assign]
+    try:
+        assert host.channel.gather(host.call(), b"own", look) is Ending.WITHDRAWN
+    finally:
+        host.memory.send = host.take_written  # type: ignore[method-assign]
 
 
 # ---- several members
