@@ -384,6 +384,7 @@ static __always_inline bool nicps_confine(struct __sk_buff *skb,
 	u32 length = skb->len - ETH_HLEN, extra, number;
 
 	if (!config->enabled || config->number - 1 >= NICPS_DESK_MEMBERS || !limit ||
+	    skb->vlan_present ||
 	    !nicps_admit(&limit->due_ns, NICPS_SECOND_NS / NICPS_DIRECT_RATE) ||
 	    bpf_skb_pull_data(skb, skb->len))
 		return false;

@@ -36,7 +36,7 @@ class DirectRoom:
         if self._calls is None:
             try:
                 self._calls = self._dataplane.share_direct()
-            except NicpsError as error:
+            except (NicpsError, OSError) as error:
                 log(explain("make direct calls", error))
             if self._calls is None:
                 return ()

@@ -10,6 +10,7 @@ kinds.py      types of numbers, and what can be done with them
 lanes.py      numbers as lanes of fragments, and back
 feedback.py   the same in narrow lanes, with what rounding leaves over
 link.py       the connection to the agent: rounds on each channel
+directly.py   which calls are made without the agents
 store.py      keys and values that the members share
 rounds.py     vectors of any length in rounds, the same list of members in all of them
 calls.py      what is called, and how it is done in rounds

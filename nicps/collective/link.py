@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
+from nicps.collective.directly import Directly
 from nicps.collective.errors import CallTimeout, GroupClosed, UnderWay
 from nicps.collective.lanes import PER_FRAGMENT, fragments_of
 from nicps.collective.store import Store
@@ -31,10 +32,6 @@ from nicps.wire import DIRECT_MEMBERS
 M = TypeVar("M", bound=Message)
 _ANSWER_S = 10.0  # beyond the agent's own limit
 _GOODBYE_S = 5.0
-#: Direct calls between two rounds at most: so agents hear of the group now and then.
-_MOST_DIRECT = 1 << 14
-#: After so many direct calls in a row that took a round, so many calls are not tried; then twice as many.
-_FAILURES, _FEW_SKIPS, _MOST_SKIPS = 3, 16, 1024
 
 
 class Link:
@@ -178,7 +175,7 @@ class Link:
             CallTimeout: as `exchange`: this host has marked the call, and not all others do.
             GroupClosed: the group is over here.
         """
-        directly = self._directly[channel] if channel < len(self._directly) else None
+        directly = next(iter(self._directly[channel : channel + 1]), None)
         if directly is None or not directly.tries():
             return None
         if self._is_ahead(channel):
@@ -426,37 +423,6 @@ class Link:
             numbers = range(len(channels))
             self._directly = [Directly(DirectChannel(direct, k, number)) for k in numbers]
         self._send(shared_form.Prepared(message.number))
-
-
-@dataclass(slots=True)
-class Directly:
-    """A channel's direct calls.
-
-    Attributes: `since`, how many have been made since the last round. `free_at`: when the next one begins beside less
-    urgent calls, on the monotonic clock.
-    """
-
-    calls: DirectChannel
-    since: int = 0
-    free_at: float = 0.0
-    _failed: int = 0
-    _skips: int = 0
-
-    def tries(self) -> bool:
-        """Whether the next call is tried: the same at all members, as they know the same of those before."""
-        if self.since >= _MOST_DIRECT:
-            return False
-        if self._skips:
-            self._skips -= 1
-            return False
-        return True
-
-    def note(self, *, done: bool) -> None:
-        """A call is done, or takes a round, at all members alike."""
-        self.since += done
-        self._failed = 0 if done else self._failed + 1
-        if self._failed >= _FAILURES:
-            self._skips = min(_FEW_SKIPS << self._failed - _FAILURES, _MOST_SKIPS)
 
 
 @dataclass(frozen=True, slots=True)
