@@ -23,8 +23,8 @@ from nicps.session.sized import Round, Vector
 from nicps.wire import PAYLOAD_BYTES
 
 N = TypeVar("N", F32, I32)
-#: Frames that a direct call puts into a port of the switch, at most: 24 KB, of which there is always room.
-_MOST_FRAMES = 16
+#: Frames that a direct call puts into a port of the switch, at most: 42 KB, which the usual queues have room for.
+_MOST_FRAMES = 28
 
 
 DirectGather: TypeAlias = Callable[[bytes, int, frozenset[int], float], dict[int, bytes] | None]
