@@ -157,21 +157,15 @@ static __always_inline int nicps_striped(struct nicps_cursor *cursor,
 					 struct ethhdr *ethernet,
 					 const struct nicps_config *config)
 {
+	struct nicps_sender sender;
 	u32 reason;
-	struct nicps_header *header = nicps_open(cursor, config, &reason);
+	struct nicps_header *header =
+		nicps_open_in_view(cursor, config, &sender, &reason);
 	struct nicps_channel *channel;
 	struct nicps_member *member;
-	struct nicps_sender sender;
 
 	if (!header)
 		return nicps_drop(reason);
-	sender = nicps_sender_of(header);
-	if (!config->enabled)
-		return nicps_drop(NICPS_COUNT_DISABLED);
-	if (sender.view != config->view)
-		return nicps_drop(NICPS_COUNT_VIEW);
-	if (sender.number == config->number)
-		return nicps_drop(NICPS_COUNT_ECHO);
 	channel = nicps_channel(sender.channel);
 	if (!channel || sender.channel >= config->channels)
 		return nicps_drop(NICPS_COUNT_MODE);
@@ -255,16 +249,9 @@ int nicps_direct(struct xdp_md *ctx)
 
 	if (!ethernet || !config)
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	header = nicps_open(&cursor, config, &reason);
+	header = nicps_open_in_view(&cursor, config, &sender, &reason);
 	if (!header)
 		return nicps_drop(reason);
-	sender = nicps_sender_of(header);
-	if (!config->enabled)
-		return nicps_drop(NICPS_COUNT_DISABLED);
-	if (sender.view != config->view)
-		return nicps_drop(NICPS_COUNT_VIEW);
-	if (sender.number == config->number)
-		return nicps_drop(NICPS_COUNT_ECHO);
 	channel = nicps_channel(sender.channel);
 	if (!channel || !channel->direct)
 		return nicps_drop(NICPS_COUNT_MODE);

@@ -201,46 +201,29 @@ nicps_settle(struct nicps_desk *desk, const struct nicps_header *header,
 	ruling->wakes = true;
 }
 
-/* Turn the frame into this host's MARKED or WITHDRAWN; `extra` bytes of it are left out. */
-static __always_inline int nicps_say(struct xdp_md *ctx, u32 verdict, u32 extra,
+/* Turn the frame into this host's MARKED or WITHDRAWN. */
+static __always_inline int nicps_say(struct xdp_md *ctx, u32 verdict,
 				     const u8 *destination,
 				     const struct nicps_config *config)
 {
 	u8 type = verdict == NICPS_MARKED ? NICPS_TYPE_MARKED : NICPS_TYPE_WITHDRAWN;
-	struct nicps_header *header;
-	struct nicps_cursor cursor;
-	struct ethhdr *ethernet;
-	int reason;
+	int answer = nicps_answer_short(ctx, type, NICPS_NUMBERS_BYTES, destination,
+					config->number, config->keyed);
 
-	if (extra && bpf_xdp_adjust_tail(ctx, -(int)extra))
-		return nicps_drop(NICPS_COUNT_MALFORMED);
-	cursor = nicps_cursor_of(ctx);
-	ethernet = nicps_take_ethernet(&cursor);
-	header = nicps_take_header(&cursor);
-	if (!ethernet || !header || !nicps_take_numbers(&cursor))
-		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	header->length = bpf_htons(NICPS_NUMBERS_BYTES);
-	reason = nicps_make_own(ethernet, header, type, destination, config->number,
-				config->keyed, cursor.end, NICPS_NUMBERS_BYTES / 8);
-	if (reason != NICPS_BELIEVED)
-		return nicps_drop(reason);
-	nicps_count(NICPS_COUNT_ANSWERED);
-	return nicps_tag_out(ctx, XDP_TX, nicps_priority(ctx), config);
+	if (answer == XDP_TX)
+		nicps_count(NICPS_COUNT_ANSWERED);
+	return nicps_tag_out(ctx, answer, nicps_priority(ctx), config);
 }
 
-/* Whether the frame has the shape of its type; `extra`: the bytes of numbers in it. */
+/* Whether the frame has the shape of its type. */
 static __always_inline bool nicps_is_call(const struct nicps_header *header,
-					  const struct nicps_numbers *body, u32 length,
-					  u32 *extra)
+					  const struct nicps_numbers *body, u32 length)
 {
-	*extra = 0;
 	if (header->type != NICPS_TYPE_NUMBERS)
 		return length == NICPS_NUMBERS_BYTES;
-	if (body->fragments - 1U >= NICPS_DESK_FRAGMENTS ||
-	    body->index >= body->fragments)
-		return false;
-	*extra = length == NICPS_LONG_NUMBERS ? NICPS_PAYLOAD_BYTES : NICPS_SHORT_BYTES;
-	return length == NICPS_LONG_NUMBERS || length == NICPS_SHORT_NUMBERS;
+	return body->fragments - 1U < NICPS_DESK_FRAGMENTS &&
+	       body->index < body->fragments &&
+	       (length == NICPS_LONG_NUMBERS || length == NICPS_SHORT_NUMBERS);
 }
 
 /* In a keyed network: in another view frames have other numbers, and none of them was answered. */
@@ -278,7 +261,7 @@ nicps_direct_frame(struct xdp_md *ctx, struct nicps_cursor *cursor,
 	struct nicps_ruling ruling = {.reason = NICPS_COUNT_DIRECT};
 	void *payload = cursor->at;
 	struct nicps_desk *desk;
-	u32 extra, view;
+	u32 view;
 	bool now;
 	int reason;
 
@@ -286,7 +269,7 @@ nicps_direct_frame(struct xdp_md *ctx, struct nicps_cursor *cursor,
 		return nicps_drop(NICPS_COUNT_TRUNCATED);
 	if (sender->number - 1 >= NICPS_DESK_MEMBERS)
 		return nicps_drop(NICPS_COUNT_RANGE);
-	if (!nicps_is_call(header, body, sender->length, &extra))
+	if (!nicps_is_call(header, body, sender->length))
 		return nicps_drop(NICPS_COUNT_MALFORMED);
 	if (config->keyed) {
 		reason = nicps_doubt_striped(0, header, sender, window, cursor->end);
@@ -313,9 +296,9 @@ nicps_direct_frame(struct xdp_md *ctx, struct nicps_cursor *cursor,
 	if (ruling.wakes)
 		nicps_wake_program(sender->channel);
 	if (ruling.marked)
-		return nicps_say(ctx, NICPS_MARKED, extra, config->everybody, config);
+		return nicps_say(ctx, NICPS_MARKED, config->everybody, config);
 	if (ruling.verdict && nicps_answers_once(desk, sender, config))
-		return nicps_say(ctx, ruling.verdict, extra, mac, config);
+		return nicps_say(ctx, ruling.verdict, mac, config);
 	return nicps_drop(ruling.reason);
 }
 
@@ -381,7 +364,7 @@ static __always_inline bool nicps_confine(struct __sk_buff *skb,
 	struct nicps_cursor cursor;
 	struct nicps_member *me;
 	struct ethhdr *ethernet;
-	u32 length = skb->len - ETH_HLEN, extra, number;
+	u32 length = skb->len - ETH_HLEN, number;
 
 	if (!config->enabled || config->number - 1 >= NICPS_DESK_MEMBERS || !limit ||
 	    skb->vlan_present ||
@@ -400,7 +383,7 @@ static __always_inline bool nicps_confine(struct __sk_buff *skb,
 	if ((header->type != NICPS_TYPE_NUMBERS &&
 	     header->type != NICPS_TYPE_WITHDRAWN &&
 	     header->type != NICPS_TYPE_SETTLE) ||
-	    !nicps_is_call(header, body, length, &extra))
+	    !nicps_is_call(header, body, length))
 		return false;
 	number = nicps_bounded(header->flags) >> NICPS_CHANNEL_SHIFT;
 	channel = nicps_channel(number);

@@ -176,6 +176,34 @@ static __always_inline int nicps_make_own(struct ethhdr *ethernet,
 }
 
 /*
+ * Cut the received frame, whose body is written, behind that, and make it into
+ * one of this sender's, as nicps_make_own. `bytes` are those of header and body,
+ * a constant. Returns the verdict.
+ */
+static __always_inline int nicps_answer_short(struct xdp_md *ctx, u8 type, u32 bytes,
+					      const u8 *destination, u32 number,
+					      u32 keyed)
+{
+	long length = (void *)(long)ctx->data_end - (void *)(long)ctx->data;
+	struct nicps_cursor cursor;
+	struct nicps_header *header;
+	struct ethhdr *ethernet;
+	int reason;
+
+	if (bpf_xdp_adjust_tail(ctx, (int)(NICPS_ETHERNET_BYTES + bytes - length)))
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	cursor = nicps_cursor_of(ctx);
+	ethernet = nicps_take_ethernet(&cursor);
+	header = nicps_take_header(&cursor);
+	if (!ethernet || !header || !nicps_take(&cursor, bytes - sizeof(*header)))
+		return nicps_drop(NICPS_COUNT_TRUNCATED);
+	header->length = bpf_htons(bytes);
+	reason = nicps_make_own(ethernet, header, type, destination, number, keyed,
+				cursor.end, bytes / 8);
+	return reason == NICPS_BELIEVED ? XDP_TX : nicps_drop(reason);
+}
+
+/*
  * The reason why a frame of stripes is refused, or NICPS_BELIEVED. Its number
  * is one of the queue or of the program's answers, and raises that window.
  */

@@ -74,4 +74,28 @@ nicps_open(struct nicps_cursor *cursor, const struct nicps_config *config, u32 *
 	return NULL;
 }
 
+/*
+ * The same of a frame that only members of the view in force may send, and that
+ * is not this host's own.
+ */
+static __always_inline struct nicps_header *
+nicps_open_in_view(struct nicps_cursor *cursor, const struct nicps_config *config,
+		   struct nicps_sender *sender, u32 *reason)
+{
+	struct nicps_header *header = nicps_open(cursor, config, reason);
+
+	if (!header)
+		return NULL;
+	*sender = nicps_sender_of(header);
+	if (!config->enabled)
+		*reason = NICPS_COUNT_DISABLED;
+	else if (sender->view != config->view)
+		*reason = NICPS_COUNT_VIEW;
+	else if (sender->number == config->number)
+		*reason = NICPS_COUNT_ECHO;
+	else
+		return header;
+	return NULL;
+}
+
 #endif /* NICPS_MEMBERS_H */

@@ -17,20 +17,14 @@ static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor 
 					const struct nicps_config *config)
 {
 	u32 reason;
-	struct nicps_header *header = nicps_open(cursor, config, &reason);
-	struct nicps_member *member;
 	struct nicps_sender sender;
+	struct nicps_header *header =
+		nicps_open_in_view(cursor, config, &sender, &reason);
+	struct nicps_member *member;
 	int answer;
 
 	if (!header)
 		return nicps_drop(reason);
-	sender = nicps_sender_of(header);
-	if (!config->enabled)
-		return nicps_drop(NICPS_COUNT_DISABLED);
-	if (sender.view != config->view)
-		return nicps_drop(NICPS_COUNT_VIEW);
-	if (sender.number == config->number)
-		return nicps_drop(NICPS_COUNT_ECHO);
 	member = nicps_live(config, sender.number);
 	if (!member || !nicps_same_mac(member->mac, ethernet->h_source))
 		return nicps_drop(NICPS_COUNT_STRANGER);
@@ -39,7 +33,9 @@ static __always_inline int nicps_served(struct xdp_md *ctx, struct nicps_cursor 
 		return nicps_answer(ethernet, header, NICPS_TYPE_HELD, member->mac,
 				    cursor->end, config);
 	if (answer == NICPS_ANSWER_TAKEN)
-		return nicps_answer_taken(ctx, member, config);
+		return nicps_answer_short(ctx, NICPS_TYPE_TAKEN,
+					  NICPS_PUSH_HEADER_BYTES, member->mac,
+					  config->number, config->keyed);
 	return answer;
 }
 

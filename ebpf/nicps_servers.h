@@ -103,30 +103,4 @@ nicps_serve_frame(struct nicps_cursor *cursor, const struct ethhdr *ethernet,
 	}
 }
 
-/* Cut the frame, whose body is written, behind that, and send it to the host that has asked. */
-static __always_inline int nicps_answer_taken(struct xdp_md *ctx,
-					      const struct nicps_member *asker,
-					      const struct nicps_config *config)
-{
-	long length = (void *)(long)ctx->data_end - (void *)(long)ctx->data;
-	struct nicps_cursor cursor;
-	struct nicps_header *header;
-	struct ethhdr *ethernet;
-	int reason;
-
-	if (bpf_xdp_adjust_tail(ctx, (int)(NICPS_ETHERNET_BYTES +
-					   NICPS_PUSH_HEADER_BYTES - length)))
-		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	cursor = nicps_cursor_of(ctx);
-	ethernet = nicps_take_ethernet(&cursor);
-	header = nicps_take_header(&cursor);
-	if (!ethernet || !header || !nicps_take_push(&cursor))
-		return nicps_drop(NICPS_COUNT_TRUNCATED);
-	header->length = bpf_htons(NICPS_PUSH_HEADER_BYTES);
-	reason = nicps_make_own(ethernet, header, NICPS_TYPE_TAKEN, asker->mac,
-				config->number, config->keyed, cursor.end,
-				NICPS_TAKEN_WORDS);
-	return reason == NICPS_BELIEVED ? XDP_TX : nicps_drop(reason);
-}
-
 #endif /* NICPS_SERVERS_H */
