@@ -123,8 +123,6 @@ def constants() -> tuple[Constant, ...]:
         Constant("MAX_CHANNELS", wire.MAX_CHANNELS, 8, "channels of a phase"),
         Constant("CHANNEL_MASK", wire.CHANNEL_MASK, 16, "bits of `flags`: the channel's number"),
         Constant("CHANNEL_SHIFT", wire.CHANNEL_SHIFT, 8, "the lowest of these bits"),
-        Constant("DIRECT_MEMBERS", wire.DIRECT_MEMBERS, 8, "members of a direct call at most"),
-        Constant("DIRECT_FRAGMENTS", wire.DIRECT_FRAGMENTS, 8, "fragments of a member there"),
         Constant("SHORT_BYTES", wire.SHORT_BYTES, 8, "payload of a short fragment there"),
         Constant("NAME_BYTES", wire.NAME_BYTES, 16, "host name in a member list"),
         Constant(

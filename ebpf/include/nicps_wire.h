@@ -22,8 +22,6 @@
 #define NICPS_MAX_CHANNELS 8               /* channels of a phase */
 #define NICPS_CHANNEL_MASK 57344           /* bits of `flags`: the channel's number */
 #define NICPS_CHANNEL_SHIFT 13             /* the lowest of these bits */
-#define NICPS_DIRECT_MEMBERS 16            /* members of a direct call at most */
-#define NICPS_DIRECT_FRAGMENTS 4           /* fragments of a member there */
 #define NICPS_SHORT_BYTES 64               /* payload of a short fragment there */
 #define NICPS_NAME_BYTES 14                /* host name in a member list */
 #define NICPS_QUANTUM 256                  /* fragments by which a member may be ahead of its sums, where a switch adds */
