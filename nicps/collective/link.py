@@ -20,7 +20,7 @@ from nicps.errors import NetworkProblem
 from nicps.session import shared_form
 from nicps.session.arena import Arena
 from nicps.session.channel import Channel, ChannelClosed, agent_address
-from nicps.session.direct import DirectCall, DirectChannel, DirectMemory, Ending
+from nicps.session.direct import DirectCall, DirectChannel, DirectMemory
 from nicps.session.fields import Message, encode
 from nicps.session.mailbox import Mailbox
 from nicps.session.messages import Error, JoinGroup
@@ -187,11 +187,11 @@ class Link:
                 return None
             direct = DirectCall(view, self._open[channel], directly.since, call, live)
             found = directly.calls.gather(direct, data, lambda: self._look(channel, deadline))
-            done = not isinstance(found, Ending) and len({said for said, _ in found.values()}) == 1
+            done = found is not None and len({said for said, _ in found.values()}) == 1
             now = time.monotonic()
             directly.note(done=done)
             directly.free_at = now + (now - began) * (1 / self._share - 1)
-            if isinstance(found, Ending) or not done:
+            if found is None or not done:
                 return None
             return {number: given for number, (_, given) in found.items()}
 

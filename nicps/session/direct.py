@@ -11,7 +11,6 @@ import struct
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
 from nicps.barrier import barrier
@@ -39,20 +38,9 @@ _REPEAT_S, _SELDOM_S = 0.002, 0.02
 
 _BANKS = 2
 _FRAME = struct.Struct(">6s6sH BBHIIIHHIQ IIHBBI")
-#: Words of a desk (`struct nicps_desk`).
-_TAG, _MARKS, _GONE, _AGREED, _VIEWS, _OWN = 1, 3, 4, 5, 6, 7
-_MARKED, _WITHDRAWN = 1, 2
 _REFUSED = frozenset({errno.ENOBUFS, errno.EAGAIN, errno.ENETDOWN, errno.EIO, errno.EBADFD})
-_LOW = 0xFFFFFFFF
-
 
 Look: TypeAlias = Callable[[], tuple[int, frozenset[int]]]
-
-
-class Ending(Enum):
-    """Why a call has no result: no member completes it, or this channel has none for now."""
-
-    WITHDRAWN = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +90,42 @@ class DirectMemory:
         desks, numbers, self._tap, *bells = descriptors
         record, limits = layout().records["desk"], layout().limits
         count = limits["CHANNELS"] * _BANKS
-        self._stride = record.itemsize // 8
-        whole = mapped(desks, count * record.itemsize, mmap.PROT_READ)
-        self._words = memoryview(whole)[: count * record.itemsize].cast("Q")
-        self._halves = memoryview(whole)[: count * record.itemsize].cast("I")
-        fields = record.fields
-        assert fields is not None
-        self._calls, self._sizes = (int(fields[name][1]) // 4 for name in ("call", "size"))
+        assert record.fields is not None
+        self._at = {name: int(field[1]) for name, field in record.fields.items()}
+        self._stride = record.itemsize
+        whole = memoryview(mapped(desks, count * record.itemsize, mmap.PROT_READ))
+        self._words = whole[: count * record.itemsize].cast("Q")
+        self._halves = whole[: count * record.itemsize].cast("I")
         self._each = DIRECT_FRAGMENTS * PAYLOAD_BYTES
         self._numbers = mapped(numbers, count * DIRECT_MEMBERS * self._each, mmap.PROT_READ)
         self.bells = [_Bell(fd) for fd in bells]
 
     def look(self, channel: int, number: int) -> Desk:
         """The desk of that call. If it changes meanwhile, its tag is 0."""
-        at, words = (channel * _BANKS + number % _BANKS) * self._stride, self._words
-        tag, views = words[at + _TAG], words[at + _VIEWS]
+        at = (channel * _BANKS + number % _BANKS) * self._stride
+        tag, view = self._word(at, "tag"), self._half(at, "view")
+        agreed_view = self._half(at, "agreed_view")
         barrier()
-        marks, gone, agreed = words[at + _MARKS], words[at + _GONE], words[at + _AGREED]
-        verdict = words[at + _OWN] >> 32
+        marks, gone, agreed = (self._word(at, name) for name in ("marks", "gone", "agreed"))
+        verdict = self._half(at, "verdict")
         barrier()
-        if words[at + _TAG] != tag or words[at + _VIEWS] & _LOW != views & _LOW:
+        if (self._word(at, "tag"), self._half(at, "view")) != (tag, view):
             tag = 0
-        return Desk(tag, views & _LOW, marks, gone, agreed, views >> 32, verdict)
+        return Desk(tag, view, marks, gone, agreed, agreed_view, verdict)
+
+    def _word(self, at: int, name: str) -> int:
+        return self._words[(at + self._at[name]) // 8]
+
+    def _half(self, at: int, name: str) -> int:
+        return self._halves[(at + self._at[name]) // 4]
 
     def read(self, channel: int, number: int, member: int) -> tuple[int, bytes]:
         """The checksum of what that member has called, and its numbers."""
         place = channel * _BANKS + number % _BANKS
-        at = place * self._stride * 2 + member - 1
-        size = min(self._halves[at + self._sizes], self._each)
+        at = place * self._stride + 4 * (member - 1)
+        size = min(self._half(at, "size"), self._each)
         first = (place * DIRECT_MEMBERS + member - 1) * self._each
-        return self._halves[at + self._calls], self._numbers[first : first + size]
+        return self._half(at, "call"), self._numbers[first : first + size]
 
     def send(self, frame: bytes) -> bool:
         """Give the kernel a frame; it may refuse it, and the desk tells. False: the interface takes none."""
@@ -181,19 +175,20 @@ class DirectChannel:
     def __init__(self, memory: DirectMemory, channel: int, number: int) -> None:
         self._memory, self._channel, self._number = memory, channel, number
         self._bell = memory.bells[channel]
-        self._flags = channel_flags(channel)
+        self._flags, limits = channel_flags(channel), layout().limits
+        self._marked, self._withdrawn = limits["MARKED"], limits["WITHDRAWN"]
 
     def gather(
         self, call: DirectCall, data: bytes, look: Look
-    ) -> dict[int, tuple[int, bytes]] | Ending:
+    ) -> dict[int, tuple[int, bytes]] | None:
         """Give all members `data`, at most `MOST_BYTES`, and get theirs.
 
-        Returns what each of them has called, as a checksum, and its numbers; or why there is no such thing. That is the
-        same at all members.
+        Returns what each of them has called, as a checksum, and its numbers; or None, where no member completes the
+        call. That is the same at all members.
 
         Args:
-            look: says which view is in force and who is in it, as far as this program was told. It raises what ends the
-                call.
+            look: returns the view in force, as far as the agent has told this program, and the view's members. It
+                raises the error that ends the call.
         """
         frames, memory = self._numbers(call, data), self._memory
         everybody, until = bits(call.live), time.monotonic() + _LIMIT_S
@@ -207,18 +202,18 @@ class DirectChannel:
             here = desk.tag == call.tag and desk.view == call.view
             if here and desk.marks & everybody == everybody:
                 break
-            if here and (desk.gone or desk.verdict == _WITHDRAWN):
-                return Ending.WITHDRAWN
+            if here and (desk.gone or desk.verdict == self._withdrawn):
+                return None
             if desk.view == call.view and desk.tag > call.tag:
-                return Ending.WITHDRAWN  # this host never marks the call
+                return None  # this host never marks the call
             now = time.monotonic()
             if now >= until:
                 memory.send(self._frame(FrameType.WITHDRAWN, call))
                 if not given:
-                    return Ending.WITHDRAWN  # nor can it say so: the interface is gone, or down
+                    return None  # nor can it say so: the interface is gone, or down
             if look()[0] != call.view:
                 if not self._settles(call, look):
-                    return Ending.WITHDRAWN
+                    return None
                 break
             if wait_s > _REPEAT_S:
                 for frame in repeats:
@@ -236,7 +231,7 @@ class DirectChannel:
         while True:
             view, live = look()
             desk = memory.look(self._channel, call.number)
-            if (desk.tag, desk.view) != (call.tag, call.view) or desk.verdict != _MARKED:
+            if (desk.tag, desk.view) != (call.tag, call.view) or desk.verdict != self._marked:
                 return False
             others = bits((call.live & live) - {self._number})
             if desk.marks & bits(call.live) == bits(call.live):
