@@ -54,6 +54,20 @@ def add_filter(program_fd: int, interface: Interface) -> None:
     Raises:
         EnvironmentProblem: the kernel cannot do that.
     """
+    where = f"the egress of {interface.name}"
+    _add(program_fd, interface.index, _EGRESS, where, "a network with a key")
+
+
+def add_ingress_filter(program_fd: int, name: str, index: int) -> None:
+    """Attach a program to the ingress of an interface of ours, the old way: it goes with the interface.
+
+    Raises:
+        EnvironmentProblem: the kernel cannot do that.
+    """
+    _add(program_fd, index, _INGRESS, f"the ingress of {name}", "a direct call")
+
+
+def _add(program_fd: int, index: int, parent: int, where: str, what: str) -> None:
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -61,37 +75,16 @@ def add_filter(program_fd: int, interface: Interface) -> None:
     with IPRoute() as route:
         try:
             try:
-                route.tc("add", "clsact", interface.index)
+                route.tc("add", "clsact", index)
             except NetlinkError as error:
                 if error.code != errno.EEXIST:  # another program has made it, and we share it
                     raise
-            route.tc("add-filter", "bpf", interface.index, ":1", **_PLACE, **rule)
-        except NetlinkError as error:
-            raise EnvironmentProblem(
-                f"the kernel takes no program at the egress of {interface.name} ({os.strerror(error.code)}): "
-                "a network with a key needs Linux 6.6, or the modules sch_ingress and cls_bpf"
-            ) from None
-
-
-def add_ingress_filter(program_fd: int, name: str, index: int) -> None:
-    """Attach a program to the ingress of an interface that is ours, the old way: it goes with the interface.
-
-    Raises:
-        EnvironmentProblem: the kernel cannot do that.
-    """
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
-
-    rule = {"fd": program_fd, "name": PROGRAM, "classid": 1, "direct_action": True}
-    with IPRoute() as route:
-        try:
-            route.tc("add", "clsact", index)
-            place = {**_PLACE, "parent": _INGRESS}
+            place = {**_PLACE, "parent": parent}
             route.tc("add-filter", "bpf", index, ":1", **place, **rule)
         except NetlinkError as error:
             raise EnvironmentProblem(
-                f"the kernel takes no program at {name} ({os.strerror(error.code)}): that needs Linux 6.6, or the"
-                " modules sch_ingress and cls_bpf"
+                f"the kernel takes no program at {where} ({os.strerror(error.code)}): "
+                f"{what} needs Linux 6.6, or the modules sch_ingress and cls_bpf"
             ) from None
 
 

@@ -179,9 +179,7 @@ class DataPlane:
             if not self._loaded.maps or _CONFINED in self._rooms:
                 return
             for name in (_DIRECT, _CONFINED):
-                if name not in self._rooms:
-                    self._rooms[name] = self._loaded.open(name)
-                    self._undo.callback(os.close, self._rooms[name])
+                self._open(name, self._loaded)
             self._put_into("ROOM_DIRECT", _DIRECT)
 
     def share_direct(self) -> direct.DirectCalls | None:
@@ -221,10 +219,8 @@ class DataPlane:
             BpfLoadError: the kernel refuses the program.
         """
         with self._opening:
-            if self._beside is not None and _OWN in self._beside.later:
-                self._rooms[_OWN] = program = self._beside.open(_OWN)
-                self._undo.callback(os.close, program)
-                del self._beside.later[_OWN]
+            if self._beside is not None:
+                self._open(_OWN, self._beside)
 
     def serve_own(self, frame: bytes, count: int) -> None:
         """Let `count` fragments of the own step, or own questions, have their effect on the own part (docs/servers.md).
@@ -240,12 +236,16 @@ class DataPlane:
         if name == self._room or not self._loaded.maps:  # or all is closed
             return
         if name not in self._rooms:
-            loaded = load()
-            program = self._rooms[name] = loaded.open(name)
-            self._undo.callback(os.close, program)
-            del loaded.later[name]
+            self._open(name, load())
         self._put_into("ROOM_EXCHANGE", name)
         self._room = name
+
+    def _open(self, name: str, loaded: loader.Loaded) -> None:
+        """Load that program, unless it is; it goes with `close`."""
+        if name in loaded.later:
+            self._rooms[name] = program = loaded.open(name)
+            self._undo.callback(os.close, program)
+            del loaded.later[name]
 
     def _put_into(self, room: str, name: str) -> None:
         place = layout().limits[room].to_bytes(4, sys.byteorder)
