@@ -210,7 +210,7 @@ class Nicps(Engine):
     @property
     def frame_share(self) -> float:
         ours = wire.CONTRIBUTION_HEADER_BYTES if self._absolute else wire.FRAGMENT_HEADER_BYTES
-        return (wire.ETHERNET_BYTES + ours + wire.PAYLOAD_BYTES) / wire.PAYLOAD_BYTES
+        return _share_of(ours)
 
     @property
     def worst_error(self) -> float:
@@ -305,8 +305,7 @@ class Calls(Engine):
 
     @property
     def frame_share(self) -> float:
-        whole = wire.ETHERNET_BYTES + wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLOAD_BYTES
-        return whole / wire.PAYLOAD_BYTES
+        return _share_of(wire.CONTRIBUTION_HEADER_BYTES)
 
     @property
     def worst_error(self) -> float:
@@ -387,6 +386,11 @@ class Gloo(Engine):
         return Running(server, check, lambda: ([], [process.pid for process in ranks]), lambda: 0)
 
 
+def _share_of(header_bytes: int) -> float:
+    """Bytes on the line of a byte of payload, in our frames with such a header."""
+    return (wire.ETHERNET_BYTES + header_bytes + wire.PAYLOAD_BYTES) / wire.PAYLOAD_BYTES
+
+
 def _ranks(
     size: Size,
     lab: Lab,
@@ -396,7 +400,10 @@ def _ranks(
     module: str,
     *arguments: str,
 ) -> tuple[list[subprocess.Popen[Any]], Callable[[], None]]:
-    """A program on each host, which is told of its rank behind these arguments; and what finds one that has failed."""
+    """Start one rank on each host, with its number as the last argument.
+
+    Returns the processes, and a function that raises JobFailed if one of them has ended with an error.
+    """
     ranks: list[subprocess.Popen[Any]] = []
 
     def stop() -> None:
