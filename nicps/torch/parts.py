@@ -152,6 +152,22 @@ class PartStep:
             {id(each): index for index, group in enumerate(groups) for each in group["params"]},
         )
 
+    @property
+    def depends(self) -> bool:
+        """Whether the bits of a parameter's update depend on which others are updated in the same call.
+
+        SGD with `foreach=True` multiplies momenta one by one if a parameter of the call has none yet, and then rounds
+        narrow types otherwise.
+        """
+        return any(
+            group.get("foreach") and len({self._has_momentum(each) for each in group["params"]}) > 1
+            for group in self._optimizer.param_groups
+            if group.get("momentum") and isinstance(self._optimizer, SGD)
+        )
+
+    def _has_momentum(self, parameter: nn.Parameter) -> bool:
+        return self._optimizer.state.get(parameter, {}).get("momentum_buffer") is not None
+
     def __call__(
         self,
         parameters: Sequence[nn.Parameter],

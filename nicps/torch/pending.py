@@ -307,6 +307,8 @@ class PendingSteps:
         """Why all sums must be there before anything is updated."""
         if hook := hook_at_step(self._optimizer):
             return f"has {hook}"
+        if self._update.depends:
+            return "has left a parameter without momentum, which SGD's foreach must update with all others"
         if self._touched:
             return "reads a gradient"
         for due in offered:

@@ -135,6 +135,22 @@ def test_a_gradient_that_the_script_changes(scene: Scene) -> None:
     scene.goes_on()
 
 
+def test_a_parameter_without_momentum_is_updated_with_all_others() -> None:
+    """SGD's `foreach` would give the others other bits without it."""
+    left = "has left a parameter without momentum, which SGD's foreach must update with all others"
+    model = Cast(torch.bfloat16, chain())
+    scene = Scene(lambda found: SGD(found, lr=0.1, momentum=0.9, foreach=True), model)
+    for step, why in enumerate(("changes a gradient", left)):
+        scene.backward(step)
+        if step == 0:
+            scene.model.inner[0].bias.grad = scene.other.inner[0].bias.grad = None
+        with warned(why), scene.source.late(ORDER):
+            scene.optimizer.step()
+        scene.whole.step()
+        assert same(weights(scene.model), weights(scene.other)) and scene.pending == []
+    scene.goes_on()
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_zero_grad(foreach: bool) -> None:
     """With None at once; with zeros it waits, and the next gradient is added to them."""
