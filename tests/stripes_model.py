@@ -110,7 +110,7 @@ class StripesModel:
         return sum(rank > 0 for rank in self.ranks_in(round_).values())
 
     def run(self, frame: bytes) -> Outcome:
-        """One frame from its Ethernet header on, of this network, whole, and of a type of stripes."""
+        """One frame from its Ethernet header on, of this network, and of a type of stripes."""
         ours = frame[wire.ETHERNET_BYTES :]
         header = wire.Header(*wire.Layout.of(wire.Header).struct.unpack_from(ours))
         sender = header.sender
@@ -127,7 +127,8 @@ class StripesModel:
         )
         if not known or frame[6:12] != mac_of(sender):
             return Outcome(DROP, ("stranger",))
-        if header.length != wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLOAD_BYTES:
+        length = wire.CONTRIBUTION_HEADER_BYTES + wire.PAYLOAD_BYTES
+        if len(ours) < length or header.length != length:
             return Outcome(DROP, ("truncated",))
         if not self.rounds[0] <= header.round <= self.rounds[1]:
             return Outcome(DROP, ("round",))

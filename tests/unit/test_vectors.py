@@ -12,7 +12,7 @@ import pytest
 from nicps import wire
 from nicps.errors import WireError
 from nicps.wiretable import STRUCTS, snake
-from tests import replay, scapy_layers, served_replay
+from tests import replay, scapy_layers, served_replay, striped_replay, switch_replay
 from tests.vectors import encode, make
 
 pytestmark = pytest.mark.unit
@@ -105,6 +105,62 @@ def test_sequences_of_servers_have_every_outcome() -> None:
     ]
     reasons = {answer.reason for answer in answers if isinstance(answer, wire.Taken)}
     assert reasons == set(wire.Refusal)
+
+
+@pytest.mark.parametrize("path", striped_replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences_of_stripes_against_the_model(path: Path) -> None:
+    sequence = replay.load(path)
+    striped_replay.replay(sequence, striped_replay.model_of(sequence))
+
+
+@pytest.mark.parametrize("path", switch_replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences_of_a_linux_switch_against_the_model(path: Path) -> None:
+    sequence = replay.load(path)
+    switch_replay.replay(sequence, switch_replay.model_of(sequence))
+
+
+def outcomes(paths: list[Path]) -> set[str]:
+    """The verdicts and counters that these sequences have."""
+    steps = [step for path in paths for step in replay.load(path)["steps"] if "frame" in step]
+    return {name for step in steps for name in (step["verdict"], *step["counters"])}
+
+
+#: Of a host and of a Linux switch, but for two processors at once (`busy`).
+ROUNDED = {
+    *("drop", "pass", "tx", "gathered", "summed", "answered", "duplicate", "malformed", "shift"),
+    *("range", "round", "view", "stranger", "truncated", "mode", "forged", "replayed"),
+}
+
+
+def test_sequences_of_stripes_have_every_outcome() -> None:
+    """But for a host whose agent has not begun (`disabled`), and numbers that are used up (`spent`)."""
+    found = {"stored", "clocked", "control", "unready", "astray", "echo"}
+    assert outcomes(striped_replay.SEQUENCES) == ROUNDED | found
+
+
+def test_sequences_of_a_linux_switch_have_every_outcome() -> None:
+    assert outcomes(switch_replay.SEQUENCES) == ROUNDED | {"redirect", "left_out", "disabled"}
+
+
+@pytest.mark.parametrize("room", [striped_replay, switch_replay], ids=["stripes", "switch"])
+def test_sums_are_made_of_lanes_of_each_width(room: Any) -> None:
+    sequences = [replay.load(path) for path in room.SEQUENCES]
+    assert {
+        (sequence["config"]["width"], "key" in sequence)
+        for sequence in sequences
+        if any("summed" in step.get("counters", ()) for step in sequence["steps"])
+    } == {(8, False), (16, False), (32, False), (8, True)}
+
+
+def test_lanes_that_are_not_finite_are_not_compared() -> None:
+    """They have no meaning, and another data plane may send others."""
+    path = next(path for path in striped_replay.SEQUENCES if path.stem == "not-finite")
+    sequence = replay.load(path)
+    [step] = [step for step in sequence["steps"] if step["say"] == "so the sum is not"]
+    frame = encode.from_text(step["out"])
+    assert striped_replay.meaningful(frame[:-1] + b"\1") == striped_replay.meaningful(frame)
+    finite = frame[:67] + b"\0" + frame[68:-1] + b"\1"
+    assert striped_replay.meaningful(finite) == finite
 
 
 def test_text_form_of_bytes() -> None:

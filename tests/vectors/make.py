@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the vectors from `frames.py`, `exchange_frames.py` and `scenarios/`.
 
-python -m tests.vectors.make            # write frames.json, sequences/*.json and servers/*.json
+python -m tests.vectors.make            # write frames.json, and the sequences in each folder
 python -m tests.vectors.make --check    # exit 1 and name each file that differs
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vectors import encode, exchange_frames, frames
-from tests.vectors.scenario import Scenario
+from tests.vectors.scenario import Written
 from tests.vectors.scenarios import (
     adding,
     averaging,
@@ -24,20 +24,28 @@ from tests.vectors.scenarios import (
     refusing,
     serving_refused,
     signing,
+    striped_members,
+    striped_refused,
+    striped_sums,
     summing,
+    switch_refused,
+    switch_sums,
 )
-from tests.vectors.serving import Serving
 
 HERE = Path(__file__).resolve().parent
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 #: Scenarios by the folder of their files.
-FOLDERS: dict[str, tuple[Callable[[], Scenario | Serving], ...]] = {
+FOLDERS: dict[str, tuple[Callable[[], Written], ...]] = {
     "sequences": tuple(
         make for room in (adding, summing, refusing, passing, signing) for make in room.SCENARIOS
     ),
     "servers": tuple(
         make for room in (pushing, pulling, averaging, serving_refused) for make in room.SCENARIOS
     ),
+    "stripes": tuple(
+        make for room in (striped_sums, striped_members, striped_refused) for make in room.SCENARIOS
+    ),
+    "linux_switch": (*switch_sums.SCENARIOS, *switch_refused.SCENARIOS),
 }
 
 
@@ -66,9 +74,7 @@ def frames_json() -> dict[str, Any]:
 def dump(value: Any, indent: str = "") -> str:
     """JSON for people: lists of objects, and the objects that tell a story, take a line an item."""
     deeper = indent + " "
-    if isinstance(value, dict) and (
-        not indent or {"say", "parts", "progress", "numbers"} & set(value)
-    ):
+    if isinstance(value, dict) and (not indent or {"say", "parts", "windows"} & set(value)):
         items = [f"{deeper}{json.dumps(key)}: {dump(item, deeper)}" for key, item in value.items()]
         return "{\n" + ",\n".join(items) + f"\n{indent}}}"
     if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -38,7 +38,7 @@ class Written:
     """
 
     #: Where a frame's text is broken: behind the headers.
-    breaks = (14, 46)
+    breaks: tuple[int, ...] = (14, 46)
 
     def __init__(
         self,

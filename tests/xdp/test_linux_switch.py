@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real XDP program of a Linux switch against the model (tests/linux_switch.py): every place, sum and remainder."""
+"""The real XDP program of a Linux switch against the model (tests/linux_switch.py): every place, sum and remainder.
+
+The sequences are those of `tests/vectors/linux_switch`, and random ones.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nicps import wire
 from nicps.wire import FrameType
+from tests import switch_replay
 from tests.linux_switch import SwitchModel, SwitchScene
 from tests.model import DROP, Outcome
+from tests.replay import load
 from tests.stripes import NETWORK, signed
 from tests.xdp.switch_target import SwitchTarget
 
@@ -29,6 +35,16 @@ def target() -> Iterator[SwitchTarget]:
     made = SwitchTarget()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("path", switch_replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences(target: SwitchTarget, path: Path) -> None:
+    """Each step as the sequence says; the model ends as it says, and the program's maps are the model's."""
+    sequence = load(path)
+    model = switch_replay.model_of(sequence)
+    target.begin(model)
+    switch_replay.replay(sequence, model, target)
+    target.same_state(model)
 
 
 @pytest.mark.short("0", "100")

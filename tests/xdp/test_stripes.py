@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stripes in the real XDP program against the model (tests/stripes_model.py): every sum and remainder; and stalls."""
+"""Stripes in the real XDP program against the model (tests/stripes_model.py): every sum and remainder.
+
+The sequences are those of `tests/vectors/stripes`, and random ones.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nicps import wire
 from nicps.wire import FrameType
+from tests import striped_replay
 from tests.model import DROP, PASS, TX, Outcome
+from tests.replay import load
 from tests.stripes import GROUP, MACS, NETWORK, signed
 from tests.stripes_model import Own, StripesModel
 from tests.stripes_scene import Scene
@@ -25,6 +31,16 @@ def target() -> Iterator[Target]:
     made = Target()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("path", striped_replay.SEQUENCES, ids=lambda path: path.stem)
+def test_sequences(target: Target, path: Path) -> None:
+    """Each step as the sequence says; the model ends as it says, and the program's maps are the model's."""
+    sequence = load(path)
+    model = striped_replay.model_of(sequence)
+    target.begin(model)
+    striped_replay.replay(sequence, model, target)
+    target.same_state(model)
 
 
 @pytest.mark.short("0", "100")
