@@ -35,7 +35,10 @@ class Stages:
     def medians(self, folder: Path) -> dict[str, float]:
         """Seconds of each stage by name, each measured up to the last host; an empty dictionary if they are unknown.
 
-        "conversion" overlaps "list" and "exchange". The others follow one another, and add up to a round.
+        "conversion" overlaps "list" and "exchange", and "marks" is the first part of "commit": until one host has the
+        marks of all, and so commits. In stripes and with a Linux switch that is the lead, which marks itself last. The
+        rest of "commit" is until the last host has that mark. "list", "exchange", "commit" and "reading" follow one
+        another, and add up to a round.
 
         Args:
             folder: the engine's, in which its hosts have kept their time lines.
@@ -53,6 +56,9 @@ class Stages:
             at = found.get((stage, round_))
             if at is None:
                 return None
+            if stage == "commit":
+                # Sums that are noted late, after a frame has led the agent to look, may be noted after the commit.
+                row["marks"] = max(0.0, min(at) - before)
             row[stage], before = max(at) - before, max(at)
         return {**row, "reading": ended - before}
 

@@ -34,9 +34,32 @@ def test_each_stage_ends_with_the_last_host(tmp_path: Path) -> None:
         ],
     )
     found = stages.medians(tmp_path)
-    expected = {"conversion": 0.6, "list": 0.3, "exchange": 0.9, "commit": 0.3, "reading": 0.2}
+    expected = {"conversion": 0.6, "list": 0.3, "exchange": 0.9}
+    expected |= {"marks": 0.2, "commit": 0.3, "reading": 0.2}
     assert found == pytest.approx(expected)
     assert list(found) == list(expected)
+    parts = ("list", "exchange", "commit", "reading")
+    assert sum(found[name] for name in parts) == pytest.approx(11.7 - 10.0)
+
+
+def test_marks_end_with_the_first_commit(tmp_path: Path) -> None:
+    """That host, the lead, has the marks of all. Its own one brings the others to commit."""
+    keep(tmp_path, "h1", ("send", 3, 10.2), ("sums", 3, 11.0), ("commit", 3, 11.5))
+    keep(tmp_path, "h2", ("send", 3, 10.2), ("sums", 3, 11.1), ("commit", 3, 11.9))
+    keep(tmp_path, "h3", ("send", 3, 10.2), ("sums", 3, 11.2), ("commit", 3, 11.8))
+    stages = Stages()
+    stages.add(10.0, [{"round": 3, "converted": 10.5, "ended": 12.0}])
+    found = stages.medians(tmp_path)
+    assert (found["marks"], found["commit"]) == pytest.approx((0.3, 0.7))
+
+
+def test_sums_that_are_noted_after_a_commit_leave_no_time_for_marks(tmp_path: Path) -> None:
+    keep(tmp_path, "h1", ("send", 3, 10.2), ("sums", 3, 11.2), ("commit", 3, 11.1))
+    keep(tmp_path, "h2", ("send", 3, 10.2), ("sums", 3, 11.0), ("commit", 3, 11.4))
+    stages = Stages()
+    stages.add(10.0, [{"round": 3, "converted": 10.5, "ended": 12.0}])
+    found = stages.medians(tmp_path)
+    assert (found["marks"], found["commit"]) == pytest.approx((0.0, 0.2))
 
 
 def test_medians_of_the_rounds_that_were_counted(tmp_path: Path) -> None:
