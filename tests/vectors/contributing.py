@@ -7,7 +7,6 @@ step.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,7 +110,7 @@ class Contributing(Written):
     """
 
     breaks = (14, 46, 70)
-    #: The addresses of who is described, and its number; the verdict of a frame that goes to everybody.
+    #: The address and the number of the host or switch, and the verdict of a frame that goes to everybody.
     address, number, to_everybody = SWITCH, 0, REDIRECT
 
     def begin(self, width: int, members: int, fragments: int) -> None:
@@ -183,7 +182,7 @@ class Contributing(Written):
 
         Args:
             header: fields that differ from the usual ones.
-            source, to: addresses, where they are not those of the sender and of who is described.
+            source, to: addresses, where they are not the sender's and those to which such frames go.
             key: another than the view's.
             cut: so many bytes are missing at the end.
         """
@@ -246,5 +245,5 @@ def bits(*numbers: int) -> int:
 
 
 def rows(keys: str, found: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Rows as objects with these keys; keys at the end that a row has not are left out."""
-    return [dict(itertools.zip_longest(keys.split()[: len(row)], row)) for row in found]
+    """Rows as objects with these keys; the last keys may be missing."""
+    return [dict(zip(keys.split(), row, strict=False)) for row in found]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.striped_reference import Piece, carry
+from tests.striped_reference import Piece
 from tests.vectors.contributing import GROUP, Contributing, Out, made, rows, spans
 from tests.vectors.scenario import NETWORK, ROUND, VIEW
 
@@ -46,10 +46,6 @@ class Switching(Contributing):
         live = [number for number in range(1, members + 1) if number not in left]
         all_ = sum(1 << number - 1 for number in live)
         self.begin(width, all_ if listed is None else listed, fragments)
-
-    def carried(self, former: Piece, before: int, unit: int, listed: int) -> list[int] | None:
-        """What a sum whose unit was `before` has left over, in units of another one of so many; None: no room."""
-        return carry(former, before, unit, listed)
 
     def ends(
         self,

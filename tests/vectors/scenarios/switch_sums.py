@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.striped_reference import NOT_FINITE
+from tests.striped_reference import NOT_FINITE, carry
 from tests.vectors.contributing import (
     UNIT,
     answered,
@@ -71,7 +71,7 @@ def _carried(width: int) -> Switching:
         carried = None
         if former is not None:
             rest |= {"number": VIEW, "behind": 1}
-            carried = s.carried(former, before, unit, 2)
+            carried = carry(former, before, unit, 2)
         total = s.total(one, two, unit=unit, carried=carried)
         s.contribution(f"round {round_}", GATHERED, one, 1, **rest, **_of(round_))
         s.contribution("its sum", SUMMED, two, **rest, **_of(round_), out=sum_made(total))
@@ -163,7 +163,7 @@ def left_out() -> Switching:
         s.contribution(say, counters, one, 1, **fields, **_of(ROUND + 1))
         came = units(one, unit)
         if counters == GATHERED:
-            carried = s.carried(total, UNIT, unit, members.bit_count())
+            carried = carry(total, UNIT, unit, members.bit_count())
             assert carried is not None and carried[1] == 3 << UNIT - unit
             came = plus(came, carried)
         places.append(s.place((1,), came, round=ROUND + 1, **fields))
@@ -189,11 +189,11 @@ def run_again() -> Switching:
     s.contribution("of the view before", "view", two, **rest, **_of(ROUND + 1))
     again = _of(ROUND + 1, VIEW + 1)
     s.contribution("the round once more", GATHERED, two, **rest, **again)
-    second = s.total(one, two, carried=s.carried(first, UNIT, UNIT, 2))
+    second = s.total(one, two, carried=carry(first, UNIT, UNIT, 2))
     s.contribution("its sum", SUMMED, one, 1, **rest, **again, out=sum_made(second))
     unit: Fields = {"unit": UNIT - 3}
     rest_of_new: Fields = {"number": VIEW + 1, "behind": 1} | unit
-    third = s.total(one, two, carried=s.carried(second, UNIT, UNIT - 3, 2), **unit)
+    third = s.total(one, two, carried=carry(second, UNIT, UNIT - 3, 2), **unit)
     later = _of(ROUND + 2, VIEW + 1)
     s.contribution("the round after it", GATHERED, one, 1, **rest_of_new, **later)
     s.contribution("its sum", SUMMED, two, **rest_of_new, **later, out=sum_made(third))
@@ -208,7 +208,7 @@ def run_again() -> Switching:
         **between,
         **_of(ROUND + 3, VIEW + 1),
     )
-    fourth = plus(units(two), s.carried(third, UNIT - 3, UNIT, 2) or [])
+    fourth = plus(units(two), carry(third, UNIT - 3, UNIT, 2) or [])
     view = {"view": VIEW + 1}
     return s.ends(
         places=[
@@ -235,7 +235,7 @@ def dropped() -> Switching:
     s.contribution(
         "of a round that was dropped", "round", two, number=VIEW, behind=2, **_of(ROUND + 2)
     )
-    last = s.total(one, two, carried=s.carried(first, UNIT, UNIT, 2))
+    last = s.total(one, two, carried=carry(first, UNIT, UNIT, 2))
     s.contribution("the sum of the last one", SUMMED, two, out=sum_made(last), **fields)
     return s.ends(
         places=[
@@ -289,7 +289,7 @@ def not_finite() -> Switching:
     s.contribution("not finite", GATHERED, nan, 1, **rest, **_of(ROUND + 1))
     s.contribution("nor is the sum", SUMMED, one, **rest, **_of(ROUND + 1), out=sum_made(bad))
     s.contribution("after it: nothing is carried", GATHERED, one, 1, **rest, **_of(ROUND + 2))
-    third = s.total(one, two, carried=s.carried(bad, UNIT, UNIT, 2))
+    third = s.total(one, two, carried=carry(bad, UNIT, UNIT, 2))
     s.contribution("the sum", SUMMED, two, **rest, **_of(ROUND + 2), out=sum_made(third))
     return s.ends(
         places=[
