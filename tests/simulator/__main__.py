@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.simulator`: many seeds, or one again with its trace.
 
-python -m tests.simulator --seeds 2000            seeds 0 to 1999
+python -m tests.simulator --seeds 2000            seeds 0 to 1999: broadcast, or, as the seed has it, a P4 switch
 python -m tests.simulator --seed 17 --trace 200   one, and the last 200 lines of its trace
 python -m tests.simulator --seeds 500 --exchange stripes
 python -m tests.simulator --seeds 500 --exchange servers
+python -m tests.simulator --seeds 500 --exchange all   each seed has one of all five exchanges
 python -m tests.simulator --seeds 500 --steps     of jobs whose steps take several rounds
 python -m tests.simulator --seeds 500 --channels  of phases with channels (docs/channels.md)
 python -m tests.simulator --seeds 500 --channels --steps   of jobs whose steps have a plan, on several channels
@@ -19,6 +20,7 @@ import multiprocessing
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
@@ -26,6 +28,8 @@ from nicps.exchange import Exchange
 from tests.simulator import channel_lan, planned_lan, schedules
 from tests.simulator.digest import digest_of_all
 from tests.simulator.lan import Lan
+
+ALL = "all"
 
 
 class Job(NamedTuple):
@@ -50,6 +54,26 @@ class Job(NamedTuple):
         if isinstance(lan, channel_lan.ChannelLan):
             return channel_lan.finish(lan)
         return schedules.finish(lan)
+
+
+def exchange(name: str) -> Exchange | str:
+    """The value of `--exchange`."""
+    return name if name == ALL else Exchange.named(name)
+
+
+def jobs_of(options: argparse.Namespace, seeds: Sequence[int]) -> list[Job]:
+    """The job of each of the seeds."""
+    every = options.exchange == ALL
+    return [
+        Job(
+            seed,
+            options.hosts,
+            schedules.exchange_of(seed) if every else options.exchange,
+            options.steps,
+            options.channels,
+        )
+        for seed in seeds
+    ]
 
 
 def one(job: Job) -> tuple[int, str, str]:
@@ -105,7 +129,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--hosts", type=int, help="default: 3 to 9, as the seed has it")
     parser.add_argument(
-        "--exchange", type=Exchange.named, help="of all jobs; default: as the seed has it"
+        "--exchange",
+        type=exchange,
+        help="of all jobs; all: each seed has one of all exchanges; default: broadcast, or a P4 "
+        "switch in four seeds of ten",
     )
     parser.add_argument(
         "--steps", action="store_true", help="of jobs whose steps take several rounds, in stripes"
@@ -122,26 +149,45 @@ def main() -> int:
         "--digest", action="store_true", help="a hash of all frames and commits, by seed"
     )
     options = parser.parse_args()
-    of = options.hosts, options.exchange, options.steps, options.channels
+    if options.exchange == ALL and (options.steps or options.channels):
+        parser.error("--exchange all is not possible with --steps or --channels")
     if options.seed is not None:
-        return again(Job(options.seed, *of), options.trace)
-    jobs = [Job(seed, *of) for seed in range(options.first, options.first + options.seeds)]
+        return again(*jobs_of(options, [options.seed]), options.trace)
+    jobs = jobs_of(options, range(options.first, options.first + options.seeds))
     if options.digest:
         return digests(jobs, options.jobs)
+    return many(jobs, options.jobs, by_exchange=options.exchange == ALL)
+
+
+def many(jobs: list[Job], processes: int, by_exchange: bool) -> int:
+    """Print the seeds that fail, and how often each outcome came; the exit code.
+
+    Args:
+        by_exchange: how many seeds each exchange had, too.
+    """
     counts: collections.Counter[str] = collections.Counter()
+    exchanges = {job.seed: job.series.name for job in jobs if job.series}
+    outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     failed = 0
-    with multiprocessing.Pool(options.jobs) as pool:
+    with multiprocessing.Pool(processes) as pool:
         for at, (seed, outcome, why) in enumerate(pool.imap_unordered(one, jobs, chunksize=4), 1):
             if at % 100 == 0:
-                print(f"{at} of {options.seeds}, {failed} failed", file=sys.stderr, flush=True)
+                print(f"{at} of {len(jobs)}, {failed} failed", file=sys.stderr, flush=True)
             if outcome in ("violation", "error"):
                 failed += 1
-                print(f"seed {seed}: {outcome}: {why}", flush=True)
+                of = f" --exchange {exchanges[seed]}" if by_exchange else ""
+                print(f"seed {seed}{of}: {outcome}: {why}", flush=True)
                 counts[outcome] += 1
             else:
                 counts[f"{outcome}: {_kind(why)}" if why else outcome] += 1
+            outcomes[exchanges.get(seed, "")][outcome] += 1
     for what, count in counts.most_common():
         print(f"{count:6} {what}")
+    if by_exchange:
+        for series in schedules.EXCHANGES:
+            found = outcomes[series.name]
+            each = ", ".join(f"{what} {count}" for what, count in sorted(found.items()))
+            print(f"{found.total():6} {series.name}: {each}")
     return 1 if failed else 0
 
 

@@ -36,6 +36,11 @@ AT_A_MOMENT = (
     "lose",
     "renew",
 )
+#: Of which `exchange_of` chooses one.
+EXCHANGES = (
+    *(Exchange.BROADCAST, Exchange.SWITCH, Exchange.STRIPES, Exchange.LINUX_SWITCH),
+    Exchange.SERVERS,
+)
 #: What has come later: it is laid over the schedules that were there.
 PARTINGS = ("sicken", "lead sicken", "leave", "lead leave", "hang", "hang", "lead hang", "break")
 
@@ -59,6 +64,14 @@ def conditions_of(rng: random.Random, part: float) -> Conditions:
         jitter_s=rng.choice((0.0, 1e-4)),
         late=rng.choice((0.0, 0.01)),
     )
+
+
+def exchange_of(seed: int) -> Exchange:
+    """The exchange of a seed's job, where seeds have all exchanges (`--exchange all`).
+
+    Its generator is its own. So the schedule is that of the seed in jobs that all have this exchange.
+    """
+    return random.Random(f"exchange {seed}").choice(EXCHANGES)
 
 
 def lan_of(
@@ -229,4 +242,4 @@ def places(lan: Lan) -> str:
     )
 
 
-__all__ = ["Outcome", "Violation", "lan_of", "places", "run", "stuck"]
+__all__ = ["Outcome", "Violation", "exchange_of", "lan_of", "places", "run", "stuck"]
