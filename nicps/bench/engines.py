@@ -170,8 +170,8 @@ class Engine(ABC):
 
 @dataclass(frozen=True)
 class Nicps(Engine):
-    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key; `channels`: a step has a round on
-    each of so many; 0: steps of one round.
+    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key; `channels`: a step has a round
+    on each of so many; 0: steps of one round.
     """
 
     asked: str

@@ -198,6 +198,7 @@ class Planner:
             hosts=hosts,
             rounds=MOST_ROUNDS // count * count,
             least=least_parts(self._sizes, count),
+            inside=False,
         )
         fresh = Shares.of(plan.ends, plan.channels, timing.nbytes)
         found, kept = fresh.predicted(timing, line), shares.predicted(timing, line)
