@@ -102,7 +102,7 @@ def test_no_cuts_are_much_better() -> None:
 
 
 def test_descent_finds_about_the_best_channels_of_given_parts() -> None:
-    """It may end where no single cut is to be moved: of 400 networks one in a hundred takes over 7 % longer, at most 15.
+    """It may end where no single cut is to be moved: one in a hundred of 400 took over 7 % longer, at most 15.
     `plan_for` makes up for that by its numbers and sizes of parts."""
     longer = []
     for seed in SEEDS:
