@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -377,6 +378,24 @@ def test_a_plan_is_judged_once_it_has_settled(group: Slow, monkeypatch: pytest.M
     assert bits(model) == bits(plain)
     assert list(proposed) == [7, 35, 107] and None not in proposed.values()
     assert handle.figures.predicted_seconds == round(proposed[107].seconds, 6)
+
+
+def test_figures_tell_of_the_plan_in_force(group: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channels, and how long its steps take: the median, whatever else the script does between some of them."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(cuts=(4, 8)))
+    train(model, optimizer, 1)
+    assert (handle.figures.channels, handle.figures.step_seconds) == (3, None)
+    for step, seconds in enumerate((7.0, 1.0, 90.0, 1.5, 1.25), 1):
+        now[0] += seconds
+        train(model, optimizer, 1, first=step)
+    assert (
+        handle.figures.step_seconds == 1.375
+    )  # of 1, 90, 1.5 and 1.25: the first is none from step to step
+    handle.close()
+    assert (handle.figures.channels, handle.figures.step_seconds) == (0, None)
 
 
 def test_cuts_by_hand_are_kept(group: Slow) -> None:
