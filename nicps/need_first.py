@@ -162,6 +162,13 @@ def _nearest(places: Sequence[int], wanted: float) -> int:
     return min(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - wanted))
 
 
+def nearest_ends(ends: Sequence[int], nbytes: Sequence[int]) -> list[int]:
+    """The ends of parameters that are nearest to these, each once; the last one is the end of all."""
+    places = list(accumulate(nbytes))
+    found = {_nearest(places, end) for end in ends[:-1]} - {0}
+    return sorted({*found, places[-1]})
+
+
 def parts_at(timing: Timing, ends: Sequence[int]) -> list[Part]:
     """The parts that end there, in the order of need."""
     places = [0, *accumulate(timing.nbytes)]
@@ -313,6 +320,7 @@ def plan_for(
     rounds: int = MOST_ROUNDS,
     least: int = 1,
     grain: int = 1,
+    inside: bool = True,
 ) -> Plan:
     """The plan of the least predicted time; one channel, where several are not 3 % better than it.
 
@@ -324,6 +332,7 @@ def plan_for(
         hosts: members, which share the control frames out.
         rounds: of a step, at most; `least`, at least, if the parts are that many.
         grain: bytes of a fragment. Every part but the last one is a multiple of it.
+        inside: parts end inside parameters, too. Otherwise each ends where a parameter does, whatever `grain` is.
     """
     control = CONTROL_FRAMES / (hosts + 1) * _CONTROL_SHARE / 2
     counts = [
@@ -335,7 +344,9 @@ def plan_for(
         raise ValueError(f"{rounds} rounds are too few for {channels} channels")
     found: list[Plan] = []
     for count, growth in product(counts, _GROWTHS):
-        parts = cut(timing, count, grain, growth, whole=True)
+        parts = cut(timing, count, grain, growth, whole=inside)
+        if not inside:
+            parts = parts_at(timing, nearest_ends([part.last for part in parts], timing.nbytes))
         plan = _descend(timing, line, parts, min(channels, len(parts)))
         few = len(parts) <= max(channels, plan.seconds * control)
         # The first plan has the fewest parts, and equal ones: it is always possible.

@@ -214,6 +214,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd tensor lr": lambda p: SGD(p, lr=torch.tensor(0.1), momentum=0.9),
     "adam": lambda p: Adam(p, lr=0.01, foreach=False),
     "adam foreach amsgrad": lambda p: Adam(p, lr=0.01, foreach=True, amsgrad=True),
+    "adam fused": lambda p: Adam(p, lr=0.01, fused=True),
     "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.1, foreach=False),
     "adamw foreach": lambda p: AdamW(p, lr=0.01, weight_decay=0.1, foreach=True),
     "adamw fused": lambda p: AdamW(p, lr=0.01, weight_decay=0.1, fused=True),

@@ -170,19 +170,25 @@ class Engine(ABC):
 
 @dataclass(frozen=True)
 class Nicps(Engine):
-    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key."""
+    """Our engine. `asked`: the job's setting `exchange`; `keyed`: its network has a key; `channels`: a step has a round
+    on each of so many; 0: steps of one round.
+    """
 
     asked: str
     keyed: bool
+    channels: int = 0
 
     @classmethod
-    def of(cls, asked: str, lane: str, size: Size, *, keyed: bool = False) -> Nicps:
+    def of(
+        cls, asked: str, lane: str, size: Size, *, keyed: bool = False, channels: int = 0
+    ) -> Nicps:
         """An engine whose job's `exchange` is `asked`."""
         if asked == Exchange.SWITCH.name:  # the lab's switch adds
             exchange = Exchange.LINUX_SWITCH
         else:
             exchange = Plan.choose({"exchange": asked}, Exchange.BROADCAST)
-        return cls("with key" if keyed else "nicps", exchange.name, lane, size, asked, keyed)
+        name = "with key" if keyed else "nicps"
+        return cls(name, exchange.name, lane, size, asked, keyed, channels)
 
     @property
     def bits(self) -> int:
@@ -265,7 +271,10 @@ class Nicps(Engine):
             "exchange": self.asked,
             "feedback": False,
         }
-        channel = agents[0].submit(folder, entry="nicps.bench.reduce_job", settings=settings)
+        entry = "nicps.bench.reduce_job"
+        if self.channels:
+            entry, settings["priorities"] = "nicps.bench.planned_job", self.channels
+        channel = agents[0].submit(folder, entry=entry, settings=settings)
         stack.callback(channel.close)
 
         def pids() -> tuple[list[int], list[int]]:

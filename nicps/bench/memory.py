@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,19 @@ import orjson
 from nicps.bench.allreduce import EXCHANGES, LANES
 from nicps.bench.arguments import host_count, names, need_memory, several, whole
 from nicps.bench.engines import Nicps, Running, Size
+from nicps.errors import UsageProblem
 from nicps.lab.agents import open_folder
 from nicps.rates import parse_rate
+from nicps.wire import MAX_CHANNELS
 
 DESCRIPTION = """\
 Memory of a host whose network sums float32 vectors, each round's in the last and the next to last bank: the BPF maps
 of its agent, as the kernel accounts for them; the memory that agent and training program share; and what each of the
 two has for itself, less what it has with vectors of one number. The training program's own vectors are two, what it
 gives and the sum: 8 bytes a value of what `program` says. Figures are means over the hosts. Of a Linux switch that adds
-(exchange `switch`) they are the BPF maps of the box, and the memory of its process."""
+(exchange `switch`) they are the BPF maps of the box, and the memory of its process. With --channels a step has one
+round on each channel, which share the vector out; the training program's own vectors are then the vector and what
+rounding leaves over; and `of one` is all of it beside the same job with one channel."""
 _ROUNDS = 4  # both banks are used, and every page of the residual
 _READY_S = 120.0
 _RATE = "1gbit"
@@ -56,7 +60,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One exchange with lanes of one width; bytes a host, and of a Linux switch that adds."""
+    """One exchange with lanes of one width; bytes a host, and of a Linux switch that adds.
+
+    Attributes: `channels`, 0: steps of one round; `of_one`, all bytes to those with one channel, where these were
+    measured.
+    """
 
     exchange: str
     lane: str
@@ -69,6 +77,8 @@ class Measured:
     bytes_a_value: float
     switch_maps: int
     switch_process: int
+    channels: int = 0
+    of_one: float | None = None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -80,33 +90,58 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--exchange",
         type=names(EXCHANGES),
-        default=EXCHANGES[:2],
-        help="exchanges to measure: broadcast,stripes,switch (broadcast,stripes)",
+        help="exchanges to measure: broadcast,stripes,switch (broadcast,stripes; with --channels stripes)",
+    )
+    parser.add_argument(
+        "--channels",
+        type=several(whole(1, MAX_CHANNELS)),
+        default=(0,),
+        metavar="N,...",
+        help="steps with a round on each of so many channels, by the exchange stripes",
     )
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print.
+
+    Raises:
+        UsageProblem: an exchange that has no channels is asked for with several.
+    """
+    planned = args.channels != (0,)
+    exchanges = args.exchange or (EXCHANGES[1:2] if planned else EXCHANGES[:2])
+    if planned and exchanges != EXCHANGES[1:2]:
+        raise UsageProblem(
+            f"--channels is for --exchange stripes, not {','.join(exchanges)}: other exchanges have one channel"
+        )
     found: list[Measured] = []
     empty: dict[str, Held] = {}
+    one: dict[tuple[int, str], Held] = {}
     with open_folder("nicps-bench-") as folder:
         numbers = itertools.count(1)
 
-        def measure(exchange: str, lane: str, hosts: int, params: int) -> Held:
-            engine = Nicps.of(exchange, lane, Size(hosts, params, parse_rate(_RATE)))
+        def measure(exchange: str, lane: str, hosts: int, params: int, channels: int) -> Held:
+            size = Size(hosts, params, parse_rate(_RATE))
+            engine = Nicps.of(exchange, lane, size, channels=channels)
             need_memory(engine.memory, f"--params {params:,}")
             number = next(numbers)
             lab = f"bench-{os.getpid()}-{number}"
             with engine.start(folder / str(number), lab, _ROUNDS) as running:
                 return _hold(running, hosts)
 
-        for hosts, lane, exchange in itertools.product(args.hosts, args.lane, args.exchange):
-            if exchange not in empty:
-                empty[exchange] = measure(exchange, lane, 2, 1)
-            held = measure(exchange, lane, hosts, args.params).less(empty[exchange])
-            found.append(_row(exchange, lane, hosts, args.params, held))
+        for hosts, lane, exchange, channels in itertools.product(
+            args.hosts, args.lane, exchanges, args.channels
+        ):
+            if exchange not in empty:  # with one channel: what others take for themselves counts
+                empty[exchange] = measure(exchange, lane, 2, 1, min(channels, 1))
+            held = measure(exchange, lane, hosts, args.params, channels).less(empty[exchange])
+            if channels == 1:
+                one[hosts, lane] = held
+            row = _row(exchange, lane, hosts, args.params, held)
+            if base := one.get((hosts, lane)):
+                row = replace(row, of_one=round(held.total / base.total, 4))
+            found.append(replace(row, channels=channels))
             _show(found[-1])
     if args.json:
         print(orjson.dumps({"results": [asdict(each) for each in found]}).decode())
@@ -190,9 +225,12 @@ def _show(row: Measured) -> None:
     if row.switch_maps:
         box = row.switch_maps / 1e6, row.switch_process / 1e6
         more = f"; switch: maps {box[0]:.1f} MB  process {box[1]:.1f}"
+    if row.of_one is not None:
+        more += f", {row.of_one:.2%} of one channel's"
+    channels = f"  {row.channels} channels" if row.channels else ""
     print(
-        f"{row.hosts} hosts  {row.exchange:<9} {row.lane:<3}  maps {maps} MB  shared {shared}  program {program}  "
-        f"agent {agent}  all {sum(parts) / 1e6:6.1f} MB, {row.bytes_a_value} bytes a value{more}",
+        f"{row.hosts} hosts  {row.exchange:<9} {row.lane:<3}{channels}  maps {maps} MB  shared {shared}  "
+        f"program {program}  agent {agent}  all {sum(parts) / 1e6:6.1f} MB, {row.bytes_a_value} bytes a value{more}",
         file=sys.stderr,
         flush=True,
     )

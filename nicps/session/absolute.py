@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nicps.errors import NonFinite, TooLarge
 from nicps.session.lanes import (
+    BATCH_VALUES,
     F32,
     I64,
     LEAST_EXPONENT,
@@ -50,7 +51,10 @@ def largest_finite(vector: F32, *, finite: bool = False) -> float:
         return math.sqrt(square)
     if finite:
         check_finite(vector)
-    return float(np.abs(vector).max(where=np.isfinite(vector), initial=0.0))
+    # In pieces: where many threads do so, each keeps the memory of what it has taken at once.
+    pieces = (vector[at : at + BATCH_VALUES] for at in range(0, len(vector), BATCH_VALUES))
+    each = (float(np.abs(v).max(where=np.isfinite(v), initial=0.0)) for v in pieces)
+    return max(each, default=0.0)
 
 
 def exponent_for(largest: float, format: LaneFormat) -> int:

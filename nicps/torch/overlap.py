@@ -12,9 +12,10 @@ DDP averages nothing: gradients are exchanged part by part (`flowing.py`), and a
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from nicps.collective import Group
 from nicps.collective.kinds import Array
 from nicps.collective.operations import LANES
 from nicps.errors import UsageProblem
+from nicps.measuring import StepTimes
 from nicps.torch import elastic
 from nicps.torch.agreed import Agreed, agree, checksum, in_order
 from nicps.torch.compress import Losses, Scaler, group_of
@@ -108,7 +110,8 @@ class Figures:
 
     Attributes: `steps` in parts, and `numbers` exchanged, so far; `wait_seconds` and `update_seconds`, in which the
     script's threads have waited for parts, and have updated them; `predicted_seconds` of a step, None if that is not
-    known.
+    known. `channels`, how many the plan in force has, 0 without one; `step_seconds`, from one `step()` to the next, the
+    median of the last hundred with that plan, None before the second one.
     """
 
     steps: int
@@ -116,16 +119,27 @@ class Figures:
     wait_seconds: float
     update_seconds: float
     predicted_seconds: float | None
+    channels: int = 0
+    step_seconds: float | None = None
 
 
 @dataclass(slots=True)
 class _Run:
-    """The steps with one plan."""
+    """The steps with one plan. `times` of them; `ended`, when the last one was made or promised."""
 
     agreed: Agreed
     flowing: Flowing
     pending: PendingSteps
     flag: Flag
+    times: StepTimes = field(default_factory=StepTimes)
+    ended: float | None = None
+
+    def note_step(self) -> None:
+        """One was."""
+        now = time.monotonic()
+        if self.ended is not None:
+            self.times.note(now - self.ended)
+        self.ended = now
 
     def take_flag(self) -> None:
         """What the script has set at the model counts from now on."""
@@ -205,8 +219,11 @@ class Overlap(Losses):
         if run is None:
             return Figures(0, numbers, waited, updating, None)
         more = run.pending.spent
-        of_steps = run.agreed.steps, numbers + run.flowing.numbers
-        return Figures(*of_steps, waited + more[0], updating + more[1], run.agreed.predicted_s)
+        agreed, times = run.agreed, run.times
+        of_steps = agreed.steps, numbers + run.flowing.numbers
+        spent = waited + more[0], updating + more[1]
+        step = times.middle if len(times) else None
+        return Figures(*of_steps, *spent, agreed.predicted_s, max(agreed.shares.channels) + 1, step)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's residuals by the parameter's name, float32 (n,), as of a loss scale of 1. Between steps only."""
@@ -347,6 +364,7 @@ class Overlap(Losses):
         """A step was made, or is promised. All ranks come here."""
         run, planner = self._run, self._planner
         assert run is not None
+        run.note_step()
         if self._model._comm_hooks:
             raise UsageProblem(
                 "a hook was registered at the model, which averages nothing any more: close the handle of overlap first"

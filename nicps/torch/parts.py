@@ -33,6 +33,7 @@ from nicps.errors import JobFailed, UsageProblem
 OPTIMIZERS = (SGD, Adam, AdamW, RMSprop, Adagrad)
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _REFUSED_SETTINGS = ("differentiable", "capturable")
+_NARROW = (torch.float16, torch.bfloat16)
 _NOT_COPIED = ("params", "param_names")
 
 
@@ -199,6 +200,23 @@ def _check_settings(optimizer: Optimizer) -> None:
                 raise UsageProblem(
                     f"{type(optimizer).__name__}({name}=True) cannot update parameters part by part: leave it out"
                 )
+        if group.get("fused") and isinstance(optimizer, SGD):
+            _check_types(group["params"])
+
+
+def _check_types(parameters: Sequence[nn.Parameter]) -> None:
+    """Of SGD with `fused=True`.
+
+    On the CPU PyTorch 2.13 computes the steps of narrow types register by register and does not write them. It reads
+    momenta behind the end of their memory, too, so that what it writes there differs from member to member.
+    """
+    with torch._C.DisableTorchFunction():
+        narrow = {str(each.dtype) for each in parameters if each.dtype in _NARROW}
+    if narrow:
+        raise UsageProblem(
+            f"SGD(fused=True) leaves most numbers of {min(narrow)} as they are, in PyTorch on the CPU: leave fused=True"
+            " out"
+        )
 
 
 @contextmanager

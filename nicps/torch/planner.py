@@ -19,6 +19,7 @@ from nicps import measuring
 from nicps.measuring import SETTLED, Measured, Review, StepTimes
 from nicps.need_first import MOST_ROUNDS, calibrated, plan_for
 from nicps.torch.flowing import Times
+from nicps.torch.guarded import WaitingHook
 from nicps.torch.shares import Shares, least_parts
 
 _FIRST = 2  # steps that are not measured: they have more to do than others
@@ -117,7 +118,7 @@ class Planner:
         for module in self._module.modules():
             own = [place[id(each)] for each in module.parameters(False) if id(each) in place]
             if own:
-                use = partial(self._note_use, own)
+                use = WaitingHook(partial(self._note_use, own))  # a copy of the module has none
                 self._hooks.append(module.register_forward_pre_hook(use, prepend=True))
 
     # ---- what is measured
@@ -198,6 +199,7 @@ class Planner:
             hosts=hosts,
             rounds=MOST_ROUNDS // count * count,
             least=least_parts(self._sizes, count),
+            inside=False,
         )
         fresh = Shares.of(plan.ends, plan.channels, timing.nbytes)
         found, kept = fresh.predicted(timing, line), shares.predicted(timing, line)

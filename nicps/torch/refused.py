@@ -28,14 +28,15 @@ def check(
     """
     if not named:
         raise UsageProblem("overlap needs a model with parameters that require a gradient")
+    # DDP averages these by a hook of its own.
+    if getattr(model, "mixed_precision", None) is not None:
+        raise UsageProblem("overlap is not possible with mixed_precision=: leave it out")
     if model._comm_hooks:
         raise UsageProblem(
             "a hook averages the model's gradients already: leave it, or compress(), out, as overlap averages them"
         )
     if model.static_graph:
         raise UsageProblem("overlap is not possible with static_graph=True: leave it out")
-    if getattr(model, "mixed_precision", None) is not None:
-        raise UsageProblem("overlap is not possible with mixed_precision=: leave it out")
     if model.parameters_to_ignore:
         raise UsageProblem(
             "overlap averages all parameters, and DDP was told to ignore some: call requires_grad_(False) for these"

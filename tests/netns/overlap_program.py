@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from typing import Any
 
 import orjson
@@ -97,6 +98,33 @@ def bits(settings: dict[str, Any]) -> None:
         handle.close()
 
 
+def scaled(settings: dict[str, Any]) -> None:
+    """A loss scaler; in one step the gradients of one rank alone are infinite."""
+    for lane, fused in (("i8", False), ("i32", True)):
+        model, _ = made()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=100)
+        handle = nicps.torch.overlap(model, optimizer, lane=lane, channels=2, scaler=scaler)
+        skipped, found = [], []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each step waits for all sums
+            for step in range(settings["steps"]):
+                optimizer.zero_grad()
+                loss = loss_of(model, step, dist.get_rank())
+                if [dist.get_rank(), step] == settings["infinite"]:
+                    loss = loss * float("inf")
+                scaler.scale(loss).backward()
+                before, scale = digest(model), scaler.get_scale()
+                scaler.step(optimizer)
+                scaler.update()
+                found.append(digest(model))
+                if found[-1] == before:
+                    skipped.append([step, scale, scaler.get_scale()])
+        kept = all(each.isfinite().all().item() for each in handle.state_dict().values())
+        say(lane=lane, skipped=skipped, digests=found, finite=kept, steps=handle.figures.steps)
+        handle.close()
+
+
 def lossy(settings: dict[str, Any]) -> None:
     """A rank is killed in the middle of a step's backward pass."""
     model, optimizer = made(from_first=False)  # which may be the one that is killed
@@ -142,7 +170,8 @@ def run(settings: dict[str, Any]) -> None:
     """What the settings say."""
     dist.init_process_group("nicps")
     say(rank=dist.get_rank())
-    {"bits": bits, "lossy": lossy, "elastic": elastic, "uneven": uneven}[settings["what"]](settings)
+    kinds = {"bits": bits, "scaled": scaled, "lossy": lossy, "elastic": elastic, "uneven": uneven}
+    kinds[settings["what"]](settings)
     dist.destroy_process_group()
     say(done=True)
 

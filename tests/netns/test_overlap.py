@@ -48,6 +48,17 @@ def test_channels_change_no_bit(scripts: Scripts) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 2])
+def test_all_ranks_skip_a_step_in_which_one_has_infinity(scripts: Scripts, rank: int) -> None:
+    """The loss scaler of each looks at the means, which are NaN at all of them."""
+    said = finished(scripts.start("h1", "h2", "h3", what="scaled", steps=9, infinite=[rank, 4]))
+    assert said[0] == said[1] == said[2], "all have the same weights after each step"
+    for line in said[0]:
+        assert line["skipped"] == [[4, 2.0**16, 2.0**15]] and line["finite"]
+        assert len({*line["digests"]}) == 8, "all other steps are made"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_in_the_middle_of_a_step(scripts: Scripts, rank: int) -> None:
     """The others go on: each part is the mean over those that were counted in it, the same at both."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from nicps.bench import arguments
+from nicps.bench import arguments, planned_job
 from nicps.cli import build_parser, main
 from nicps.errors import UsageProblem
 
@@ -30,6 +31,7 @@ WHOLE = {
     ("kernel", "--passes"): 1,
     ("memory", "--hosts"): 2,
     ("memory", "--params"): 1,
+    ("memory", "--channels"): 1,
     ("return", "--hosts"): 2,
     ("return", "--repeat"): 1,
     ("return", "--rounds"): 1,
@@ -40,7 +42,12 @@ WHOLE = {
     ("switch", "--repeat"): 1,
 }
 #: Of these, several with commas.
-LISTS = [("allreduce", "--hosts"), ("allreduce", "--params"), ("memory", "--hosts")]
+LISTS = [
+    ("allreduce", "--hosts"),
+    ("allreduce", "--params"),
+    ("memory", "--hosts"),
+    ("memory", "--channels"),
+]
 SECONDS = [
     ("flood", "--seconds"),
     ("idle", "--seconds"),
@@ -167,3 +174,27 @@ def test_what_is_free_is_what_the_kernel_says() -> None:
     all_ = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with pytest.raises(UsageProblem, match=r"^all needs .* GB of memory, and .* GB are free"):
         arguments.need_memory(all_, "all")
+
+
+def test_channels_are_those_of_stripes(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "memory", "--channels=1,4", "--exchange=broadcast,stripes")
+    assert said.startswith("--channels is for --exchange stripes, not broadcast,stripes: ")
+
+
+@pytest.mark.parametrize(
+    ("params", "ends"),
+    [
+        (1, [1]),
+        (1441, [1440, 1441]),
+        (5 * 1440 - 3, [1440, 3 * 1440, 5 * 1440 - 3]),
+        (10**6, [332_640, 666_720, 10**6]),
+    ],
+)
+def test_a_step_has_a_round_on_each_channel(params: int, ends: list[int]) -> None:
+    """Of whole fragments, but for the last one; the front on the most urgent channel."""
+    assert planned_job.ends_of(params, 3, 1440) == ends
+    vector = np.arange(params, dtype=np.float32)
+    parts = planned_job.cut(vector, vector.copy(), ends)
+    assert [len(channel) for channel in parts] == [1] * len(ends)
+    whole = [number for channel in reversed(parts) for number in channel[0].vector]
+    assert whole == vector.tolist()

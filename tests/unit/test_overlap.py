@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import copy
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -380,6 +380,24 @@ def test_a_plan_is_judged_once_it_has_settled(group: Slow, monkeypatch: pytest.M
     assert handle.figures.predicted_seconds == round(proposed[107].seconds, 6)
 
 
+def test_figures_tell_of_the_plan_in_force(group: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channels, and how long its steps take: the median, whatever else the script does between some of them."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    model, optimizer = made(sgd)
+    handle = Overlap(model, optimizer, group, Settings(cuts=(4, 8)))
+    train(model, optimizer, 1)
+    assert (handle.figures.channels, handle.figures.step_seconds) == (3, None)
+    for step, seconds in enumerate((7.0, 1.0, 90.0, 1.5, 1.25), 1):
+        now[0] += seconds
+        train(model, optimizer, 1, first=step)
+    assert (
+        handle.figures.step_seconds == 1.375
+    )  # of 1, 90, 1.5 and 1.25: the first is none from step to step
+    handle.close()
+    assert (handle.figures.channels, handle.figures.step_seconds) == (0, None)
+
+
 def test_cuts_by_hand_are_kept(group: Slow) -> None:
     model, optimizer = made(sgd)
     handle = Overlap(model, optimizer, group, Settings(cuts=(4, 8)))
@@ -412,53 +430,3 @@ def test_residuals_are_kept_with_a_checkpoint(group: Slow) -> None:
     with pytest.raises(UsageProblem, match="it is that of another model"):
         handle.load_state_dict({"first.weight": torch.zeros(3)})
     train(model, optimizer, 2, first=2)
-
-
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"lane": "i4"}, "lane must be one of i8, i16, i32, not 'i4'"),
-        ({"channels": 0}, "channels must be 1 to 6, not 0"),
-        ({"channels": 7}, "channels must be 1 to 6, not 7"),
-        ({"cuts": (1, 2, 3, 4, 5, 6)}, "cuts must be less than 6"),
-        ({"scope": "sender"}, "scope must be one of channels, queue"),
-    ],
-)
-def test_settings_that_cannot_be_meant(settings: Any, why: str) -> None:
-    with pytest.raises(UsageProblem, match=why):
-        Settings(**settings)
-
-
-def test_models_that_it_does_not_take(group: Slow) -> None:
-    model, optimizer = made(sgd)
-    with pytest.raises(UsageProblem, match="overlap takes a DistributedDataParallel, not Model"):
-        overlap(model.module, optimizer)
-    with pytest.raises(
-        UsageProblem, match="overlap needs the backend nicps, and this model's is gloo"
-    ):
-        overlap(model, optimizer)
-    for change, why in (
-        ({"static_graph": True}, "static_graph=True"),
-        ({"parameters_to_ignore": {"first.weight"}}, "DDP was told to ignore some"),
-        ({"_comm_hooks": [1]}, "a hook averages the model's gradients already"),
-    ):
-        other = copy.copy(model)
-        other.__dict__.update(change)
-        with pytest.raises(UsageProblem, match=why):
-            Overlap(other, optimizer, group, Settings())
-    with pytest.raises(UsageProblem, match="LBFGS cannot update parameters part by part"):
-        Overlap(model, torch.optim.LBFGS(model.parameters()), group, Settings())
-    with pytest.raises(UsageProblem, match=r"cuts \[5, 5\] do not rise between 0 and 14"):
-        Overlap(model, optimizer, group, Settings(cuts=(5, 5)))
-
-
-def test_a_hook_that_comes_later_is_named(group: Slow) -> None:
-    model, optimizer = made(sgd)
-    Overlap(model, optimizer, group, Settings())
-    train(model, optimizer, 2)
-    model.register_comm_hook(None, lambda state, bucket: None)
-    with pytest.raises(UsageProblem, match="a hook was registered at the model"):
-        train(model, optimizer, 1, first=2)

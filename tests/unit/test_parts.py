@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from nicps.errors import JobFailed, UsageProblem
 from nicps.torch.parts import Due, Part, Parts, PartStep, Settings, cut
-from tests.pending import OPTIMIZERS, Cast, named, network, random_cuts, same, states, train
+from tests.pending import OPTIMIZERS, named, network, random_cuts, same, states, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,14 +39,6 @@ def test_twenty_networks_have_the_bits_of_whole_steps(name: str) -> None:
 def test_every_order_of_arrival(name: str) -> None:
     for order in itertools.permutations(range(4)):
         train(network(7), OPTIMIZERS[name], [1, 3, 5], [order] * 3)
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_parameters_of_sixteen_bits(kind: torch.dtype) -> None:
-    """Their gradients travel in 32 bits, and are rounded once."""
-    torch.manual_seed(0)
-    model = Cast(kind, nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)))
-    train(model, OPTIMIZERS["sgd momentum"], [1, 2], [[2, 1, 0]] * 3)
 
 
 def test_a_parameter_in_another_order_of_memory() -> None:

@@ -323,3 +323,18 @@ def test_frozen_parameters_take_no_part() -> None:
     source.arrive()
     steps.close()
     assert torch.equal(model[0].weight, before)
+
+
+def test_a_parameter_made_of_one_that_is_pending(scene: Scene) -> None:
+    """`nn.Parameter(p)` has waited then, so `p` is of another class than PyTorch saw before; detached it works."""
+    scene.backward()
+    scene.step()
+    with scene.source.late([0, 1, 2]) as left:
+        with pytest.raises(RuntimeError, match="from an instance of type Parameter requires"):
+            nn.Parameter(scene.model[2].weight)
+        assert left == [2], "it has waited for its own part only"
+        other = nn.Parameter(scene.model[4].weight.detach())
+        assert not left
+    assert torch.equal(other, scene.other[4].weight)
+    assert same(weights(scene.model), weights(scene.other))
+    assert torch.equal(nn.Parameter(scene.model[2].weight), scene.other[2].weight)
