@@ -178,8 +178,7 @@ class Link:
         directly = next(iter(self._directly[channel : channel + 1]), None)
         if directly is None or not directly.tries():
             return None
-        if self._is_ahead(channel):
-            time.sleep(max(0.0, directly.free_at - time.monotonic()))
+        self._leave_line(channel, min(directly.free_at, deadline))
         began = time.monotonic()
         with self._in_exchange(channel):
             view, live = self._look(channel, deadline)
@@ -195,12 +194,16 @@ class Link:
                 return None
             return {number: given for number, (_, given) in found.items()}
 
-    def _is_ahead(self, channel: int) -> bool:
-        """A less urgent channel has a call under way, for which it leaves a part of the line (docs/channels.md)."""
-        own = self.plan[channel].urgency
+    def _leave_line(self, channel: int, until: float) -> None:
+        """Wait until then while a less urgent channel has a call under way, and the group goes on (docs/direct.md)."""
+
+        def done() -> bool:
+            own, plan = self.plan[channel].urgency, self.plan
+            below = (other for other in self._inside if other < len(plan))
+            return bool(self._lost) or all(plan[other].urgency >= own for other in below)
+
         with self._turns:
-            inside = [*self._inside]
-        return any(self.plan[other].urgency < own for other in inside if other < len(self.plan))
+            self._turns.wait_for(done, until - time.monotonic())
 
     def _look(self, channel: int, deadline: float) -> tuple[int, frozenset[int]]:
         """The view in force, and its members, once all has been noted that has come.

@@ -49,7 +49,8 @@ def check_interface(name: str | None, keyed: bool = False) -> list[Check]:
         return [fail("interface", str(error), choice)]
     rows = [_check_up(found), check_mtu(found)]
     if found.up:
-        rows += [_check_xdp(found), check_queue(found)]
+        row, shaped = _check_xdp(found)
+        rows += [row, check_queue(found, shaped)]
         if keyed:
             rows.append(check_signing(found))
     return rows
@@ -116,43 +117,52 @@ def check_mtu(link: Interface) -> Check:
     return ok("MTU", str(link.mtu))
 
 
-def _check_xdp(link: Interface) -> Check:
-    """The mode of a later `join`, tried with a program attached for a moment."""
+def _check_xdp(link: Interface) -> tuple[Check, bool]:
+    """The mode of a later `join`, tried with a program attached for a moment; and whether classes that an earlier run
+    had left were taken away. Only with a program has a veth the threads that are switched off with them.
+    """
     try:
         program = load_pass_program("nicps_doctor")
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES):
-            return warn("XDP", "not tried: needs root", "run this with sudo")
-        return fail("XDP", f"the kernel takes no XDP program: {error.strerror}", "see dmesg")
+            return warn("XDP", "not tried: needs root", "run this with sudo"), False
+        return fail("XDP", f"the kernel takes no XDP program: {error.strerror}", "see dmesg"), False
     try:
         there = xdp.attached(link.index)
         left = xdp.clear(link) | egress.clear(link)
         link_fd, mode = xdp.attach(program, link)
-        os.close(link_fd)
+        try:
+            shaped = htb.clear(link)
+        finally:
+            os.close(link_fd)
     except InterfaceBusy as error:
         if there is not None and there.name == xdp.PROGRAM:
-            return ok("XDP", f"{there.mode}, in use by a running agent (program {there.id})")
+            text = f"{there.mode}, in use by a running agent (program {there.id})"
+            return ok("XDP", text), False
         text, _, mend = str(error).partition("; ")
-        return fail("XDP", text, mend or "try again")
+        return fail("XDP", text, mend or "try again"), False
     except EnvironmentProblem as error:
         mend = "the driver may want another MTU, fewer queues, or large receive offload off"
-        return fail("XDP", str(error), mend)
+        return fail("XDP", str(error), mend), False
     finally:
         os.close(program)
     text = f"{mode}; a program that an older run had left was taken away" if left else mode
     if mode == "native":
-        return ok("XDP", text)
+        return ok("XDP", text), shaped
     mend = "works, at a lower rate; `dmesg` may say why, and `ethtool -K` turns offloads off"
-    return warn(
-        "XDP", f"{text} only: the driver {driver(link.name)} refuses native mode here", mend
-    )
+    text = f"{text} only: the driver {driver(link.name)} refuses native mode here"
+    return warn("XDP", text, mend), shaped
 
 
-def check_queue(link: Interface) -> Check:
-    """Whether `nicps join --shape` could put its classes there; run after XDP has been tried."""
+def check_queue(link: Interface, shaped: bool = False) -> Check:
+    """Whether `nicps join --shape` could put its classes there; run after XDP has been tried.
+
+    Args:
+        shaped: classes that an earlier run had left were taken away with that.
+    """
     there = xdp.attached(link.index)
     in_use = there is not None and there.name == xdp.PROGRAM
-    if not in_use and os.geteuid() == 0 and htb.clear(link):
+    if shaped or (not in_use and os.geteuid() == 0 and htb.clear(link)):
         return ok("queue", "classes that an older run had left were taken away")
     rate_bps, speed_bps = htb.rate_of(link), _speed_bps(link.name)
     if rate_bps is not None:
