@@ -42,7 +42,7 @@ class Choice:
     Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there; `read`, the last round
     that all workers have read, if there are parameter servers; `reads`, the last one that each worker had read when a
     server was lost, until that server is replaced; `channels`, the plan of a step, where steps have one: that of the
-    phase before, or the training program's.
+    phase before, or the training program's; `chosen`, the last choice and its reason, as the event `training` has them.
     """
 
     def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
@@ -50,6 +50,7 @@ class Choice:
         self.wait: Wait | None = None
         self.read = 0
         self.reads: Mapping[int, int] = {}
+        self.chosen: Mapping[str, str] = {}
         self.channels = found.channels if found is not None else ()
         self._plan, self._node = plan, node
         self._failed = set(found.failed) if found is not None else set()
@@ -89,6 +90,7 @@ class Choice:
     def explain(self, exchange: Exchange, fragments: int) -> Orders:
         """The choice and its reason: logged once, and again if the exchange or the reason changes."""
         why, warns = self._reason(exchange, fragments)
+        self.chosen = {"exchange": exchange.name, "exchange_reason": why}
         text = f"exchange {exchange.name}: {why}"
         if text == self._said:
             return []

@@ -261,7 +261,8 @@ class Course:
             if refused:
                 return self._go_on_without_stripes(refused)
             # A learner that has just been counted need not be called any more.
-            begun: Orders = [] if self._trained else [PublishEvent("training")]
+            begins = PublishEvent("training", self.choice.chosen)
+            begun: Orders = [] if self._trained else [begins]
             saves = self._decided is not None and self._decided[2]
             called = self.joiners.call(stopping=self.stopping)
             return [*called, *begun, *(self._go_on() if saves else [])]

@@ -123,6 +123,18 @@ def test_a_switch_that_is_ready_is_taken() -> None:
     assert leader.decided == [LINUX, LINUX] and len(leader.told) == 1, "said once"
 
 
+def test_the_submitter_is_told_the_exchange_and_why() -> None:
+    """With the event that training begins, once."""
+    leader = Leader(believes=False)
+    leader.course._trained = False  # as a job begins
+    leader.installed()
+    (decision,) = leader.host.found(Decide)
+    leader.host.do(leader.course.decision_agreed(decision.phase, {}))
+    (begun,) = [event for event in leader.host.found(PublishEvent) if event.event == "training"]
+    why = "auto, and this host believes no switch"
+    assert dict(begun.values) == {"exchange": "stripes", "exchange_reason": why}
+
+
 @pytest.mark.parametrize("asked", ["auto", "switch"])
 def test_without_one_the_hosts_add(asked: str) -> None:
     """At once; whoever has asked for a switch by name is warned."""
