@@ -36,7 +36,7 @@ def before_batch():
 @pytest.fixture(scope="module")
 def made() -> Iterator[Drill]:
     settings = {"exchange": "stripes", "lane": "i32"}
-    with Drill(Stage(4, keyed=True), LARGE, SLOW, settings) as drill:
+    with Drill(Stage(4, keyed=True, adds=False), LARGE, SLOW, settings) as drill:
         yield drill
 
 
@@ -269,7 +269,9 @@ def test_a_switch_with_very_small_queues() -> None:
     """64 KB in each port hold half of the windows. At first 20 to 40 frames of a round are lost there, and none once
     the windows have followed. Some forty rounds are judged together.
     """
-    with Drill(Stage(4, keyed=True), LARGE, SLOW, {"exchange": "stripes", "lane": "i32"}) as drill:
+    with Drill(
+        Stage(4, keyed=True, adds=False), LARGE, SLOW, {"exchange": "stripes", "lane": "i32"}
+    ) as drill:
         for host in drill.stage.names:
             shape(drill, host, "100mbit", 64_000)
         drill.ready()
@@ -301,7 +303,7 @@ def before_batch():
 def test_rounds_of_few_contributors(least: int) -> None:
     """A part is enough: of one contributor all take its own lanes, and of two all take their sum."""
     settings = {"exchange": "stripes", "lane": "i32", "quorum": 0.3 * least}
-    with Drill(Stage(3, keyed=True), LARGE, UNEVEN, settings) as drill:
+    with Drill(Stage(3, keyed=True, adds=False), LARGE, UNEVEN, settings) as drill:
         stage = drill.stage
         drill.submit()
 
