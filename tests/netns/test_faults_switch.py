@@ -8,8 +8,8 @@ remainders of the round before.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -18,7 +18,7 @@ from nicps.lab.processes import send
 from nicps.wire import FrameType
 from tests.netns.scenes import Drill
 from tests.netns.switched_stage import SwitchedStage
-from tests.netns.test_faults_stripes import LARGE, SLOW, tc
+from tests.netns.test_faults_stripes import LARGE, SLOW, queues, tc
 
 pytestmark = pytest.mark.xdp
 
@@ -75,9 +75,11 @@ def test_nothing_goes_wrong(drill: Drill) -> None:
 @pytest.mark.long
 def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     """At every port and in each direction, over many rounds: the job takes longer, and nothing else changes."""
-    before = by_exchange(drill)
+    before, counted = by_exchange(drill), stage_of(drill).adding.counters()
     drill.stage.lab.fault("all", loss=0.05, duplicate=0.02, corrupt=0.01, reorder=0.05)
     drill.goes_on(*drill.stage.names, rounds=8)
+    now = stage_of(drill).adding.counters()
+    assert all(now[what] > counted[what] for what in ("answered", "duplicate", "forged"))
     drill.stage.lab.clear()
     drill.all_train()
     drill.exact()
@@ -105,12 +107,29 @@ def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
 
 
 def test_sums_are_lost_at_one_port(drill: Drill) -> None:
-    """Half of the frames to one host are lost for a while; it asks for sums, which the switch has kept."""
-    before = drill.views()
+    """Three of ten frames from and to one host are lost, each host in turn, until it has asked for sums. The switch has
+    kept them.
+    """
+    lab, before = drill.stage.lab, drill.views()
+
+    def asked(host: str) -> int:
+        return int(drill.status(host)["activity"]["switch_asked"])
+
+    def asks(host: str, before: int) -> bool:
+        return asked(host) > before
+
     for host in drill.stage.names:
-        drill.stage.lab.fault(host, loss=0.3)
-        time.sleep(0.3)
-        drill.stage.lab.fault(host, loss=0)
+        lab.fault(host, loss=0)  # compiles what comes first
+        questions, answers = asked(host), stage_of(drill).adding.counters()["answered"]
+        lost = lab.counters()[host].to_host.dropped
+        lab.fault(host, loss=0.3)
+        try:
+            drill.until(partial(asks, host, questions), f"{host} asks the switch")
+        finally:
+            lab.fault(host, loss=0)
+        drill.goes_on(*drill.stage.names, rounds=1)
+        assert lab.counters()[host].to_host.dropped > lost
+        assert stage_of(drill).adding.counters()["answered"] > answers
     drill.all_train()
     assert drill.views() == before and drill.exchange() == "linux-switch"
     drill.exact()
@@ -128,7 +147,7 @@ def test_the_switchs_process_stands_still(drill: Drill) -> None:
 
 
 def test_small_queues_in_the_cables(drill: Drill) -> None:
-    """256 KB in front of a slower line, in both directions."""
+    """256 KB in front of a slower line, in both directions: the windows have room there, and frames wait."""
     stage, before = drill.stage, drill.views()
     words = ["root", "tbf", "rate", "50mbit", "burst", "16k", "limit", "256000"]
     ends = [
@@ -140,6 +159,7 @@ def test_small_queues_in_the_cables(drill: Drill) -> None:
         tc(stage.lab.ports_netns, "replace", end, *words)
     try:
         drill.goes_on(*stage.names, rounds=5)
+        assert all(of["overlimits"] > 100 for of in queues(drill)), "frames wait in all of them"
         assert drill.views() == before and drill.exchange() == "linux-switch"
     finally:
         for end in ends:
