@@ -73,7 +73,7 @@ def test_an_aggregator_is_killed_in_mid_round(drill: Drill, who: str) -> None:
     drill.exact()
 
 
-@pytest.mark.short("trainer")
+@pytest.mark.short("cut", "trainer")
 @pytest.mark.parametrize("how", ["cut", "stopped", "trainer"])
 def test_an_aggregator_goes_away_in_mid_round(drill: Drill, how: str) -> None:
     """The same, and it comes back: cut off, its agent stopped for 10 s, or its program killed."""

@@ -167,7 +167,6 @@ def test_small_queues_in_the_cables(drill: Drill) -> None:
     drill.exact()
 
 
-@pytest.mark.long
 def test_the_switch_is_killed_in_mid_round_and_started_again(drill: Drill) -> None:
     """It has lost all sums and remainders: a new view, in which the round is run again, by the switch again."""
     stage, host, view = stage_of(drill), drill.host(2), max(drill.views())
