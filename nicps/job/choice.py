@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.actions import Log
@@ -34,7 +35,9 @@ class Wait:
 class Choice:
     """A Linux switch if one is ready, or the plan's exchange without one.
 
-    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it was started again.
+    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it was started again. If
+    a member leaves before the next exchange has made a sum, it may have been the reason: those that were given up since
+    the last sum are tried again, after a round.
 
     Args:
         found: how far the job is, where another host has led before.
@@ -60,6 +63,10 @@ class Choice:
         self._said = ""
         self._failed_boot = 0  # of the switch, as it was given up here for making no sums
         self._boots = 0  # that were given up
+        self._doubted: set[Exchange] = set()  # given up since the last sum
+        self._among: frozenset[int] = frozenset()  # who was there as the last phase was made
+        self._anew = found is not None and found.anew  # others are tried again after this round
+        self._returns = 0  # how often some were
         self._lonely = False  # the last phase has one worker, which has no partner
         self._instead: Exchange | None = (
             None  # of an exchange that has failed, as the user was told
@@ -75,6 +82,7 @@ class Choice:
             joined: members that train from now on.
         """
         view, self.wait = self._node.view, None
+        self._among, self._anew = view.live, False
         if not self._tries_switch:
             return self.exchange.among(len(view.live))
         if not self._node.switch.find_lack(fragments, self._plan.width):
@@ -164,10 +172,14 @@ class Choice:
         return self.read >= round_ and not lacks
 
     def improves(self, phase: Phase, fragments: int) -> bool:
-        """Whether a switch has become ready that could take over: also one that was given up, once it has been started
-        again. A program of all-reduces expects no new phase for that.
+        """Whether another exchange could take over: one that is tried again, or a switch that has become ready, also
+        one that was given up, once it has been started again. A program of all-reduces expects no new phase for that.
         """
-        if phase.exchange.central or not self._plan.tries_switch or not self._plan.feedback:
+        if phase.exchange.central or not self._plan.feedback:
+            return False
+        if self._anew and phase.exchange is not self.exchange.among(len(self._node.view.live)):
+            return True
+        if not self._plan.tries_switch:
             return False
         if self._node.switch.find_lack(fragments, self._plan.width):
             return False
@@ -198,17 +210,47 @@ class Choice:
         text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"
         return [PublishEvent("warning", {"message": text})]
 
+    @property
+    def doubted(self) -> bool:
+        """Some were given up, and there has been no sum since."""
+        return bool(self._doubted)
+
+    def note_sum(self) -> None:
+        """A training round was committed: those that were given up before stay so."""
+        self._doubted.clear()
+
+    def reconsider(self, phase: Phase) -> Orders:
+        """A view is in force. Try the exchanges again that may have failed because of a member that is gone."""
+        node = self._node
+        gone = self._among - node.view.live
+        unused = phase.kind is wire.PhaseKind.TRAIN and node.open_round == phase.first_round
+        if not (self._doubted and gone and unused) or self._returns == _MOST_BOOTS:
+            return []
+        again = ", ".join(sorted(exchange.name for exchange in self._doubted))
+        self._failed -= self._doubted
+        self._doubted.clear()
+        self._returns += 1
+        self.exchange, self._instead, self._anew = self._allowed(self._plan.exchange), None, True
+        text = f"{node.view.names(gone)} left before {phase.exchange.name} has made a sum"
+        return [
+            PublishEvent("warning", {"message": f"{text}: tried again after this round: {again}"})
+        ]
+
     def give_up(self, exchange: Exchange) -> Orders:
         """The exchange makes no sums: replace it by one that has not been given up before."""
         self._failed.add(exchange)
+        self._doubted.add(exchange)
         if exchange is Exchange.LINUX_SWITCH:
             self._failed_boot = self._node.switch.granted_boot
             self._boots += 1
         if exchange.fallback is None:
             return []
-        after = exchange.fallback
-        while after in self._failed and after.fallback is not None:
-            after = after.fallback
-        self.exchange = self._instead = after
+        self.exchange = self._instead = after = self._allowed(exchange.fallback)
         known = "" if after is exchange.fallback else f"; that has failed before: {after.name}"
         return [PublishEvent("warning", {"message": exchange.fails + known})]
+
+    def _allowed(self, exchange: Exchange) -> Exchange:
+        """That one, or the first after it that has not been given up."""
+        while exchange in self._failed and exchange.fallback is not None:
+            exchange = exchange.fallback
+        return exchange

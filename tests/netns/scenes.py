@@ -30,7 +30,8 @@ _Saved = dict[int, dict[str, Any]]
 
 @dataclass
 class Drill:
-    """A job on a stage, and its faults. `more` is behind the text of job.py, `hooks` behind that of hooks.py.
+    """A job on a stage, and its faults. `more` is behind the text of job.py, `hooks` behind that of hooks.py. `also`:
+    whose numbers sums may be beside those of the exchange that was asked for (`mixed_rounds`).
 
     Attributes: `made`, the gradients that `exact` has found counted, by the exchange whose numbers they were.
     """
@@ -39,6 +40,7 @@ class Drill:
     more: str = ""
     hooks: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    also: Sequence[str] = ()
     channel: Channel | None = None
     job_id: str = ""
     forgiven: int = 0  # up to this round states may have differed
@@ -80,7 +82,7 @@ class Drill:
         self.submit(host)
         self.all_train(timeout_s=180.0)
         self.job_id = str(self.status(host)["job"])
-        self._await_switch()
+        self.await_switch()
 
     def ready(self) -> None:
         """Make sure that all train, whatever was before."""
@@ -88,12 +90,12 @@ class Drill:
             self.stage.box.serve()
         if self.channel is not None and self.under_way():
             self.goes_on(*self.stage.names)
-            self._await_switch()
+            self.await_switch()
             return
         self.begin()
 
-    def _await_switch(self) -> None:
-        """With `--exchange switch`: that switch makes the sums as a scene begins."""
+    def await_switch(self) -> None:
+        """With `--exchange switch`: wait until that switch makes the sums."""
         if self.stage.box is not None and "exchange" not in self.settings:
             self.await_exchange("linux-switch")
 
@@ -315,7 +317,7 @@ class Drill:
         self.made = mixed_rounds.check(width, rounds, self.stage.boots())
         if self.asked != "auto":
             numbers = "broadcast" if self.asked == "broadcast" else "stripes"
-            assert {*self.made} <= {numbers}, self.made
+            assert {*self.made} <= {numbers, *self.also}, self.made
         return sum(
             len(next(iter(sums.values()))["counted"]) > 0 for _, sums in rounds.values() if sums
         )

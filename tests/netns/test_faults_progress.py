@@ -80,7 +80,10 @@ def test_a_port_that_passes_no_full_frames(drill: Drill, number: int) -> None:
     finally:
         set_port_mtu(drill, host, 1500)
     drill.all_train(90.0)
+    # Of a Linux switch, and of stripes, which have made no sum yet, it cannot be known whether they are at fault.
+    drill.also = ("broadcast",) if drill.asked == "switch" else ()
     drill.exact()
+    drill.await_switch()
 
 
 @pytest.mark.needs_exchange("broadcast", "training programs cannot write to the sums of stripes")
