@@ -205,6 +205,7 @@ class Choice:
     def refuse_stripes(self, reason: str) -> Orders:
         """A member's kernel takes no frames of stripes, and so none of a Linux switch: every host adds for itself."""
         self._failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
+        self._doubted.clear()
         self._boots = _MOST_BOOTS
         self.exchange = self._instead = Exchange.BROADCAST
         text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"

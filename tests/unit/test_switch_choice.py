@@ -371,6 +371,19 @@ def test_a_view_with_the_same_members_is_no_reason_to_try_again() -> None:
     assert leader.told == [] and leader.decided == []
 
 
+def test_what_a_kernel_has_refused_is_not_tried_again() -> None:
+    """Nor the switch that was given up in the same round: its frames need the same program."""
+    leader = adding()
+    leader.spot.phase_in_force = training(exchange=LINUX, first_round=ROUND)
+    leader.host.do(leader.course.exchange_fails(LINUX))
+    leader.host.do(leader.course.choice.refuse_stripes("h2: no"))
+    leader.spot.phase_in_force = training(exchange=Exchange.BROADCAST, first_round=ROUND)
+    leader.host.forget()
+    loses_a_member(leader)
+    judges(leader, ROUND)
+    assert leader.told == [] and leader.decided == []
+
+
 def test_exchanges_are_tried_again_four_times_at_most() -> None:
     """A member that comes back may be the reason again, each time."""
     leader = both_given_up()
