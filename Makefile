@@ -5,6 +5,7 @@
 #   make demo       four hosts train MNIST, or the digits where MNIST is not found
 #   make demo-dbn   ten workers train a deep belief network on MNIST for a few epochs (needs DATA=PATH)
 #   make test       the tests;  make test-failed  those that failed, alone;  make test-long  those that take minutes
+#   make test-faults  the rows of docs/faults.md in each exchange, file by file (an hour;  EXCHANGES=switch  in one)
 #   make p4         compile p4/nicps.json anew (needs p4c-bm2-ss)
 #   make lint       what CI checks beside the tests
 #   make clean      remove what was built;  make distclean  .venv and runs/ too
@@ -28,12 +29,16 @@ TEST := $(RUN) -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m pytest
 HOSTS ?= 4
 ARGS ?=
 WORKERS ?= 4
+EXCHANGES ?= broadcast stripes switch
+# Tests of docs/faults.md that name no exchange. Those of test_faults_stripes.py, _switch.py and _servers.py do.
+FAULTS := $(filter-out %_stripes.py %_switch.py %_servers.py,$(wildcard tests/netns/test_faults_*.py)) \
+	$(patsubst %,tests/netns/test_%.py,admission cancel crashes saved)
 ifdef DATA
 export NICPS_DATA := $(DATA)
 endif
 export TORCH_INDEX TORCH_VERSION
 
-.PHONY: setup setup-spark demo demo-dbn test test-failed test-long p4 lint format clean distclean
+.PHONY: setup setup-spark demo demo-dbn test test-failed test-long test-faults p4 lint format clean distclean
 
 setup:
 	$(RUN) .ci/setup
@@ -72,6 +77,17 @@ test-failed: setup
 
 test-long: setup
 	$(TEST) -m long $(ARGS)
+
+test-faults: setup
+	$(LIVE)failed=; \
+	for exchange in $(EXCHANGES); do \
+		for file in $(FAULTS); do \
+			env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u PYTHONDONTWRITEBYTECODE \
+				$(PYTHON) -m pytest -m "long or not long" --exchange $$exchange $(ARGS) $$file || \
+				failed="$$failed $$exchange:$$file"; \
+		done; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make test-faults: error: failed:$$failed" >&2; exit 1; fi
 
 p4:
 	$(RUN) p4c-bm2-ss --std p4-16 --Wdisable=unused -o p4/nicps.json p4/nicps.p4

@@ -42,7 +42,7 @@ CLONE_NEWNET = 0x40000000
 SKIPPED = "nicps-skipped"
 HANG_UP = "nicps-hang-up"
 HANGS_UP = pytest.StashKey[bool]()  # whether a hang-up is to end the tests
-EXCHANGES = ("broadcast", "stripes", "auto")
+EXCHANGES = ("broadcast", "stripes", "auto", "switch")  # switch: a Linux switch
 NO_SKIPS = os.environ.get("NICPS_NO_SKIPS", "") not in ("", "0")
 
 #: Says what is missing, or None.

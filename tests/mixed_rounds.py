@@ -41,13 +41,14 @@ def check(
             fresh = Member(width, np.zeros(lanes, np.float32))
             lives.setdefault((number, str(own["life"])), fresh)
     gradients: Counter[str] = Counter()
+    switch = striped_rounds.Switch()
     for numbers, group in groupby(done, lambda round_: _numbers(done[round_])):
         here = {round_: done[round_] for round_ in group}
         if numbers == "broadcast":
             merged = {round_: _merged(*both) for round_, both in here.items()}
             gradients[numbers] += reference.check(width, merged, lives)
         else:
-            gradients[numbers] += striped_rounds.check(width, here, boots, lives)
+            gradients[numbers] += striped_rounds.check(width, here, boots, lives, switch)
     return gradients
 
 

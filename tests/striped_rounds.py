@@ -120,11 +120,19 @@ def add(parts: list[tuple[I64, I64]], width: int, unit: int, before: Sums | None
     return Sums(rounded, unit + shift[:, 0], total - (rounded << shift), unit)
 
 
+@dataclass
+class Switch:
+    """What a Linux switch has kept: the last round that it has added of several members, its view and its sums."""
+
+    kept: tuple[int, int, Sums] | None = None
+
+
 def check(
     width: int,
     rounds: Mapping[int, tuple[Mapping[int, Saved], Mapping[int, Saved]]],
     boots: Mapping[int, int] | None = None,
     lives: MutableMapping[tuple[int, str], Any] | None = None,
+    switch: Switch | None = None,
 ) -> int:
     """Compare every member's totals with what was counted, and so what rounding has left over of the rounds before.
 
@@ -135,6 +143,7 @@ def check(
             forgets what rounding has left over.
         boots: of a Linux switch, by view: in one boot it loses nothing. None: no round may be of a switch.
         lives: of members whose rounding errors go on from rounds of other exchanges; they are changed.
+        switch: with what is left over of its rounds before those of another exchange; it is changed.
 
     Returns:
         How many gradients were counted.
@@ -151,7 +160,7 @@ def check(
         return found
 
     gradients = 0
-    at_switch: tuple[int, int, Sums] | None = None  # round, view and sums whose remainders it has
+    switch = Switch() if switch is None else switch
     for round_, (offers, sums) in sorted(rounds.items()):
         if not sums:
             continue  # begun, and not committed
@@ -179,15 +188,15 @@ def check(
             int(first["view"]),
         )
         before = None
-        if switched and at_switch is not None and boots is not None:
-            then, in_view, sums_then = at_switch
+        if switched and switch.kept is not None and boots is not None:
+            then, in_view, sums_then = switch.kept
             assert view in boots and in_view in boots, (round_, view, in_view, boots)
             if round_ - then <= 255 and boots[view] == boots[in_view]:
                 before = sums_then
         made = add(parts, width, unit, before) if parts else None
         if switched and made is not None:
             assert aggregators == [0], (round_, aggregators)
-            at_switch = round_, view, made
+            switch.kept = round_, view, made
         expected = np.zeros(lanes, np.float32) if made is None else made.values(lanes)
         for number, own in sums.items():
             differs = own["total"].view(np.uint32) != expected.view(np.uint32)

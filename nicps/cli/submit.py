@@ -116,7 +116,10 @@ def show(event: Event) -> None:
     shown = {
         k: v for k, v in values(event).items() if k not in ("event", "job_id") and v is not None
     }
-    if not isinstance(event, Progressed):
+    if isinstance(event, Training):
+        why = f": exchange {event.exchange}: {event.exchange_reason}" if event.exchange else ""
+        print(f"nicps: {event.event}{why}", file=sys.stderr)
+    elif not isinstance(event, Progressed):
         details = ", ".join(
             _short(v) if k == "message" else f"{k} {_short(v)}" for k, v in shown.items()
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from nicps import wire
 from nicps.errors import JobFailed
 from nicps.exchange import Exchange
 from nicps.job.actions import Log
@@ -34,7 +35,9 @@ class Wait:
 class Choice:
     """A Linux switch if one is ready, or the plan's exchange without one.
 
-    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it was started again.
+    An exchange that has made no sums is given up for the rest of the job, a Linux switch until it was started again. If
+    a member leaves before the next exchange has made a sum, it may have been the reason: those that were given up since
+    the last sum are tried again, after a round.
 
     Args:
         found: how far the job is, where another host has led before.
@@ -42,7 +45,7 @@ class Choice:
     Attributes: `exchange`, the one without a Linux switch; `wait`, for a switch that is there; `read`, the last round
     that all workers have read, if there are parameter servers; `reads`, the last one that each worker had read when a
     server was lost, until that server is replaced; `channels`, the plan of a step, where steps have one: that of the
-    phase before, or the training program's.
+    phase before, or the training program's; `chosen`, the last choice and its reason, as the event `training` has them.
     """
 
     def __init__(self, plan: Plan, node: NodeInfo, found: Found | None = None) -> None:
@@ -50,6 +53,7 @@ class Choice:
         self.wait: Wait | None = None
         self.read = 0
         self.reads: Mapping[int, int] = {}
+        self.chosen: Mapping[str, str] = {}
         self.channels = found.channels if found is not None else ()
         self._plan, self._node = plan, node
         self._failed = set(found.failed) if found is not None else set()
@@ -59,6 +63,10 @@ class Choice:
         self._said = ""
         self._failed_boot = 0  # of the switch, as it was given up here for making no sums
         self._boots = 0  # that were given up
+        self._doubted: set[Exchange] = set()  # given up since the last sum
+        self._among: frozenset[int] = frozenset()  # who was there as the last phase was made
+        self._anew = found is not None and found.anew  # others are tried again after this round
+        self._returns = 0  # how often some were
         self._lonely = False  # the last phase has one worker, which has no partner
         self._instead: Exchange | None = (
             None  # of an exchange that has failed, as the user was told
@@ -74,6 +82,7 @@ class Choice:
             joined: members that train from now on.
         """
         view, self.wait = self._node.view, None
+        self._among, self._anew = view.live, False
         if not self._tries_switch:
             return self.exchange.among(len(view.live))
         if not self._node.switch.find_lack(fragments, self._plan.width):
@@ -89,6 +98,7 @@ class Choice:
     def explain(self, exchange: Exchange, fragments: int) -> Orders:
         """The choice and its reason: logged once, and again if the exchange or the reason changes."""
         why, warns = self._reason(exchange, fragments)
+        self.chosen = {"exchange": exchange.name, "exchange_reason": why}
         text = f"exchange {exchange.name}: {why}"
         if text == self._said:
             return []
@@ -162,10 +172,14 @@ class Choice:
         return self.read >= round_ and not lacks
 
     def improves(self, phase: Phase, fragments: int) -> bool:
-        """Whether a switch has become ready that could take over: also one that was given up, once it has been started
-        again. A program of all-reduces expects no new phase for that.
+        """Whether another exchange could take over: one that is tried again, or a switch that has become ready, also
+        one that was given up, once it has been started again. A program of all-reduces expects no new phase for that.
         """
-        if phase.exchange.central or not self._plan.tries_switch or not self._plan.feedback:
+        if phase.exchange.central or not self._plan.feedback:
+            return False
+        if self._anew and phase.exchange is not self.exchange.among(len(self._node.view.live)):
+            return True
+        if not self._plan.tries_switch:
             return False
         if self._node.switch.find_lack(fragments, self._plan.width):
             return False
@@ -191,22 +205,53 @@ class Choice:
     def refuse_stripes(self, reason: str) -> Orders:
         """A member's kernel takes no frames of stripes, and so none of a Linux switch: every host adds for itself."""
         self._failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
+        self._doubted.clear()
         self._boots = _MOST_BOOTS
         self.exchange = self._instead = Exchange.BROADCAST
         text = f"{reason}: every host adds for itself from now on (exchange {self.exchange.name})"
         return [PublishEvent("warning", {"message": text})]
 
+    @property
+    def doubted(self) -> bool:
+        """Some were given up, and there has been no sum since."""
+        return bool(self._doubted)
+
+    def note_sum(self) -> None:
+        """A training round was committed: those that were given up before stay so."""
+        self._doubted.clear()
+
+    def reconsider(self, phase: Phase) -> Orders:
+        """A view is in force. Try the exchanges again that may have failed because of a member that is gone."""
+        node = self._node
+        gone = self._among - node.view.live
+        unused = phase.kind is wire.PhaseKind.TRAIN and node.open_round == phase.first_round
+        if not (self._doubted and gone and unused) or self._returns == _MOST_BOOTS:
+            return []
+        again = ", ".join(sorted(exchange.name for exchange in self._doubted))
+        self._failed -= self._doubted
+        self._doubted.clear()
+        self._returns += 1
+        self.exchange, self._instead, self._anew = self._allowed(self._plan.exchange), None, True
+        text = f"{node.view.names(gone)} left before {phase.exchange.name} has made a sum"
+        return [
+            PublishEvent("warning", {"message": f"{text}: tried again after this round: {again}"})
+        ]
+
     def give_up(self, exchange: Exchange) -> Orders:
         """The exchange makes no sums: replace it by one that has not been given up before."""
         self._failed.add(exchange)
+        self._doubted.add(exchange)
         if exchange is Exchange.LINUX_SWITCH:
             self._failed_boot = self._node.switch.granted_boot
             self._boots += 1
         if exchange.fallback is None:
             return []
-        after = exchange.fallback
-        while after in self._failed and after.fallback is not None:
-            after = after.fallback
-        self.exchange = self._instead = after
+        self.exchange = self._instead = after = self._allowed(exchange.fallback)
         known = "" if after is exchange.fallback else f"; that has failed before: {after.name}"
         return [PublishEvent("warning", {"message": exchange.fails + known})]
+
+    def _allowed(self, exchange: Exchange) -> Exchange:
+        """That one, or the first after it that has not been given up."""
+        while exchange in self._failed and exchange.fallback is not None:
+            exchange = exchange.fallback
+        return exchange

@@ -120,6 +120,8 @@ class Course:
             return self._test()
         if self.choice.has_failed(phase.exchange):
             return self._train()
+        if told := self.choice.reconsider(phase):
+            return told
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
             return []  # `server_lost` goes on: another member takes its place
         if phase.serving is not None and not phase.sharing(view.live):
@@ -181,6 +183,7 @@ class Course:
             return []  # repeated by a program that lags: it judges the later rounds yet, or steps
         if phase is not None and round_ < phase.first_round:
             return []  # decided on: the phase is what came of it
+        self.choice.note_sum()
         if phase is not None and not self.choice.is_read(round_, phase):
             return []  # `read_by_all` comes here again, or `server_lost` goes on
         if self.plan.group:
@@ -261,7 +264,7 @@ class Course:
             if refused:
                 return self._go_on_without_stripes(refused)
             # A learner that has just been counted need not be called any more.
-            begun: Orders = [] if self._trained else [PublishEvent("training")]
+            begun: Orders = [] if self._trained else [PublishEvent("training", self.choice.chosen)]
             saves = self._decided is not None and self._decided[2]
             called = self.joiners.call(stopping=self.stopping)
             return [*called, *begun, *(self._go_on() if saves else [])]
@@ -281,16 +284,14 @@ class Course:
             return []
         if phase is None or phase.exchange != exchange:
             return []
+        lacks = (
+            "the sums of stripes do not come: this network does not carry frames to one host, which"
+        )
         if self.plan.group:
-            return self.stop(
-                "the sums of stripes do not come: this network does not carry frames to one host, which a group needs"
-            )
+            return self.stop(f"{lacks} a group needs")
         if self.plan.steps or self.plan.planned:
             keys = "priorities needs" if self.plan.planned else "rank and bucket_mb need"
-            return self.stop(
-                "the sums of stripes do not come: this network does not carry frames to one host, which"
-                f" {keys}: submit the job without it"
-            )
+            return self.stop(f"{lacks} {keys}: submit the job without it")
         told = self.choice.give_up(exchange)
         if self._purpose:
             return told  # training is opened anyway, after the hand-out
@@ -363,10 +364,8 @@ class Course:
         counted = (node.view.live - node.learners) | joined
         told = self.choice.explain(exchange, self.fragments)
         if self._unit_of.shared_step and not exchange.shared_step:
-            self.unit, self._unit_of = (
-                plan.unit,
-                exchange,
-            )  # it was as coarse as gradients are large
+            # It was as coarse as gradients are large.
+            self.unit, self._unit_of = plan.unit, exchange
         of = counted, self.fragments, self.unit, exchange
         try:
             serving, changed = self.choice.choose_servers(counted, self.fragments)

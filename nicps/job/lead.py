@@ -197,6 +197,8 @@ class Lead:
             failed = part.switch_failed or self.course.choice.switch_failed
             if failed and phase.exchange is not Exchange.LINUX_SWITCH:
                 settings |= {"switch_failed": True}
+            if self.course.choice.doubted:
+                settings |= {"doubted": True}
             phase = replace(phase, rest=part.rest)
         return replace(phase, settings=settings)
 

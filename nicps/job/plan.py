@@ -329,8 +329,9 @@ class Found:
     `able`: it has the job's files. `trained`: its training program has committed rounds, and tells again what comes
     after the last. `finishing`: the end has been decided already. `unit`: the next training round's, once one has
     counted; `exchange`: that of the phase in which it has. `failed`: exchanges that are given up, or not believed
-    here. `crash`: what ended this host's last training program, if one has crashed. `servers`: of the last training
-    phase, by rank. `channels`: the plan of that phase. `stop`: how the job has ended already, at this host.
+    here. `anew`: those that were given up before the phase in force are not among them, and are tried again. `crash`:
+    what ended this host's last training program, if one has crashed. `servers`: of the last training phase, by rank.
+    `channels`: the plan of that phase. `stop`: how the job has ended already, at this host.
     """
 
     able: bool
@@ -339,6 +340,7 @@ class Found:
     unit: int | None = None
     exchange: Exchange = Exchange.BROADCAST
     failed: frozenset[Exchange] = frozenset()
+    anew: bool = False
     crash: str = ""
     servers: tuple[int, ...] = ()
     channels: tuple[ChannelPlan, ...] = ()

@@ -206,10 +206,10 @@ class Roles:
         part, node = self.part, self._node
         orders: Orders = []
         able = part is not None and bool(part.job.digest) and node.number not in node.learners
-        plan = Plan("", 1, 8)
+        plan, anew = Plan("", 1, 8), self._tries_again()
         if part is not None and able:
             try:
-                exchange = self._exchange_of(part)
+                exchange = self._exchange_of(part, anew)
                 believes = self._settings.believes_switch
                 sets = part.job.prepared.get("sets", ())
                 of = part.id, part.job.settings, exchange
@@ -223,7 +223,8 @@ class Roles:
             finishing=part is not None and part.finishing,
             unit=part.unit if part is not None else None,
             exchange=part.unit_of if part is not None else Exchange.BROADCAST,
-            failed=self._failed_in(part) if part is not None else frozenset(),
+            failed=self._failed_in(part, anew) if part is not None else frozenset(),
+            anew=anew,
             crash=one_line(part.programs.crash) if part is not None else "",
             servers=part.served.servers if part is not None else (),
             channels=part.channels if part is not None else (),
@@ -233,15 +234,24 @@ class Roles:
         self._drop_lead()
         return [*orders, *self.begin_lead(now, plan, found).model_built(now, part)]
 
-    def _exchange_of(self, part: Part) -> Exchange:
+    def _tries_again(self) -> bool:
+        """Whether exchanges were given up, and the lead has left before the next one has made a sum: it may have been
+        the reason (`Choice.reconsider`).
+        """
+        phase = self._node.phase_in_force
+        doubted = phase is not None and bool(phase.settings.get("doubted"))
+        return doubted and phase is not None and self._node.open_round == phase.first_round
+
+    def _exchange_of(self, part: Part, anew: bool) -> Exchange:
         """The exchange with which a job goes on that this host takes over, without a Linux switch.
 
-        It is the one with which the job was trained; before the first training phase, the one in its settings.
+        It is the one with which the job was trained. Before the first training phase, and with `anew`, it is the one in
+        the job's settings.
         """
         settings = self._settings
         if part.accumulators.refused and not is_served(part.job.settings):
             return Exchange.BROADCAST
-        if part.exchange is None or is_served(part.job.settings):
+        if part.exchange is None or anew or is_served(part.job.settings):
             own, believes = settings.exchange, settings.believes_switch
             try:
                 return Plan.choose(part.job.settings, own, believes_switch=believes)
@@ -251,13 +261,14 @@ class Roles:
             return part.exchange.fallback or Exchange.BROADCAST
         return part.exchange if settings.believes(part.exchange) else Exchange.BROADCAST
 
-    def _failed_in(self, part: Part) -> frozenset[Exchange]:
+    def _failed_in(self, part: Part, anew: bool) -> frozenset[Exchange]:
         """The exchanges that a job does not use while this host leads it."""
         switches = Exchange.LINUX_SWITCH, Exchange.SWITCH
         failed = {exchange for exchange in switches if not self._settings.believes(exchange)}
         if part.accumulators.refused:
             failed |= {Exchange.STRIPES, Exchange.LINUX_SWITCH}
-        return frozenset(failed | ({Exchange.LINUX_SWITCH} if part.switch_failed else set()))
+        given_up = {Exchange.LINUX_SWITCH} if part.switch_failed and not anew else set()
+        return frozenset(failed | given_up)
 
     def _drop_lead(self) -> None:
         """Drop messages that are still on their way to the lead."""

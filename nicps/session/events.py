@@ -70,6 +70,10 @@ class Training(Message):
     op: ClassVar[str] = "event"
     event: ClassVar[str] = "training"
     job_id: Annotated[str, Field(TEXT, "the run's name")]
+    exchange: Annotated[
+        str, Field(TEXT, "that with which it begins, by its name in `exchanges`")
+    ] = ""
+    exchange_reason: Annotated[str, Field(TEXT, "why it is that one: one line for people")] = ""
 
 
 @dataclass(frozen=True, slots=True)

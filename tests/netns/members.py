@@ -32,6 +32,7 @@ from nicps.session.channel import Channel, ChannelClosed
 from nicps.session.commands import await_result
 from nicps.session.events import Event
 from tests.netns import light_nicps
+from tests.netns.box import Box
 from tests.netns.labs import NICPS, ROOT, leftovers, until
 from tests.netns.warm_programs import STEM
 from tests.reaper import fresh_folder, fresh_name
@@ -42,7 +43,8 @@ LIGHT = ROOT / "tests" / "netns" / "light_trainer.py"
 RECORDING = ROOT / "tests" / "netns" / "recording_trainer.py"
 LIGHT_NICPS = [sys.executable, "-m", light_nicps.__name__]
 
-#: Settings of jobs that name no others. `--exchange` of pytest puts another exchange here.
+#: Settings of jobs that name no others. `--exchange` of pytest puts another exchange here. With `switch` labs have a
+#: Linux switch that adds, and all hosts believe it.
 DEFAULTS: dict[str, Any] = {"exchange": "broadcast"}
 
 #: A job that needs no files and trains in no time; `tiny_job` puts more text behind it.
@@ -163,6 +165,7 @@ class Network:
 
     `program` is the training program: None is the trainer of PyTorch, LIGHT for a test about something else. Jobs for
     LIGHT are prepared without PyTorch too. A job that is submitted as `light` does without PyTorch on any network.
+    `adds`: whether there is a Linux switch that adds, which all hosts believe; None: if `DEFAULTS` name it.
     """
 
     hosts: int
@@ -170,10 +173,14 @@ class Network:
     arguments: Sequence[str] = ()
     program: Path | None = None
     agents: dict[str, AgentProcess] = field(default_factory=dict)
+    adds: bool | None = None
+    box: Box | None = None
 
     def __post_init__(self) -> None:
         self.folder = fresh_folder()
-        self.lab = Lab(LabSettings(fresh_name(), self.hosts, loss=self.loss))
+        self.lab = Lab(self.lab_settings())
+        if self.lab.settings.adds:
+            self.box = Box(self.lab)
         self.user = choose_user(RunSettings(DIGITS, self.lab.settings))
         self._runs = 0
 
@@ -182,9 +189,20 @@ class Network:
         """h1 to hN."""
         return [host.name for host in self.lab.hosts]
 
+    def lab_settings(self) -> LabSettings:
+        """Of the lab that is made."""
+        adds = self.adds
+        if adds is None:
+            asked = DEFAULTS["exchange"] == "switch" and self.hosts > 1
+            adds = asked and "--mode" not in self.arguments
+        switch = "xdp" if adds else "bridge"
+        return LabSettings(fresh_name(), self.hosts, loss=self.loss, switch=switch)
+
     def up(self) -> None:
         """Make the lab, and start the agents."""
         self.lab.up()
+        if self.box is not None:
+            self.box.start()
         self.ready()
 
     def __enter__(self) -> Self:
@@ -226,10 +244,15 @@ class Network:
 
     def more_arguments(self, host: str) -> list[str]:
         """The agent's further arguments on that host."""
+        more = [*self.arguments, *self.trusting(host)]
         if self.program is None:
-            return list(self.arguments)
+            return more
         command = [sys.executable, "-P", self.program, *self.program_arguments(host)]
-        return [*self.arguments, "--trainer", " ".join(map(str, command))]
+        return [*more, "--trainer", " ".join(map(str, command))]
+
+    def trusting(self, host: str) -> list[str]:
+        """The arguments that make the agent there believe the switch, if there is one that adds."""
+        return self.box.trusting() if self.box is not None else []
 
     def program_arguments(self, host: str) -> list[Path]:
         """The arguments of the training program there."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from nicps.session.channel import Channel
 from tests import mixed_rounds
+from tests.netns.endless import ENDLESS, HOOKS
 from tests.netns.labs import until
 from tests.netns.members import DEFAULTS, Run, tiny_job
 from tests.netns.stage import Stage
@@ -26,56 +27,11 @@ from tests.netns.stage import Stage
 #: What hosts have saved of a round, by member number.
 _Saved = dict[int, dict[str, Any]]
 
-#: For LIGHT: it trains until there is a file.
-HOOKS = """
-PLACE = {place!r}
-
-def done(state):
-    return os.path.exists(PLACE + "/end")
-"""
-
-#: BatchNorm has buffers, and momentum a state; it trains until there is a file.
-ENDLESS = """
-import gc
-
-PLACE = {place!r}
-settings = Settings(batch=160, quorum=0.9, test_every=10**9, microbatch_seconds=0.01, checkpoint_s=0.0)
-
-def model():
-    return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-
-def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-def done(state):
-    return os.path.exists(PLACE + "/end")
-
-def found(name):
-    return next(o for o in gc.get_objects() if type(o).__name__ == name)
-
-def damage(what):
-    if what == "weights":
-        found("FlatModel").model[0].weight.data[0, 0] += 0.5
-    elif what == "buffers":
-        found("FlatModel")._averages[0].common[0] += 0.5
-    else:
-        optimizer = found("Training").optimizer
-        next(iter(optimizer.state.values()))["momentum_buffer"][0, 0] += 0.5
-
-def loss(model, batch):
-    if model.training:
-        for what in ("weights", "buffers", "optimizer"):
-            order = "%s/%s.%s" % (PLACE, what, host())
-            if os.path.exists(order):
-                os.unlink(order)
-                damage(what)
-    return cross_entropy(model(batch["x"]), batch["y"].long())
-"""
-
 
 @dataclass
 class Drill:
-    """A job on a stage, and its faults. `more` is behind the text of job.py, `hooks` behind that of hooks.py.
+    """A job on a stage, and its faults. `more` is behind the text of job.py, `hooks` behind that of hooks.py. `also`:
+    whose numbers sums may be beside those of the exchange that was asked for (`mixed_rounds`).
 
     Attributes: `made`, the gradients that `exact` has found counted, by the exchange whose numbers they were.
     """
@@ -84,6 +40,7 @@ class Drill:
     more: str = ""
     hooks: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    also: Sequence[str] = ()
     channel: Channel | None = None
     job_id: str = ""
     forgiven: int = 0  # up to this round states may have differed
@@ -125,13 +82,37 @@ class Drill:
         self.submit(host)
         self.all_train(timeout_s=180.0)
         self.job_id = str(self.status(host)["job"])
+        self.await_switch()
 
     def ready(self) -> None:
         """Make sure that all train, whatever was before."""
+        if self.stage.box is not None:
+            self.stage.box.serve()
         if self.channel is not None and self.under_way():
             self.goes_on(*self.stage.names)
+            self.await_switch()
             return
         self.begin()
+
+    def await_switch(self) -> None:
+        """With `--exchange switch`: wait until that switch makes the sums."""
+        if self.stage.box is not None and "exchange" not in self.settings:
+            self.await_exchange("linux-switch")
+
+    @property
+    def asked(self) -> str:
+        """The exchange that the job names."""
+        return str(self.settings.get("exchange", DEFAULTS["exchange"]))
+
+    def exchange(self, host: str = "h1") -> str:
+        """Of the last round there."""
+        path = self.stage.records(host) / f"{self.last(host)}.sum.npz"
+        return str(self._load(path)["exchange"]) if path.exists() else ""
+
+    def await_exchange(self, name: str, timeout_s: float = 60.0) -> None:
+        """Wait until that exchange makes the sums at all hosts."""
+        exchanges = lambda: {self.exchange(host) for host in self.stage.names}  # noqa: E731
+        self.until(lambda: exchanges() == {name}, f"sums of the exchange {name}", timeout_s)
 
     def under_way(self) -> bool:
         """Whether all hosts are in one and the same job's training."""
@@ -309,6 +290,8 @@ class Drill:
                 and {k: s[k] for k in ("state", "phase", "view", "lead", "round", "trouble", "job")}
                 for host, s in states.items()
             }
+            if self.stage.box is not None:
+                said += f"\n== switch\n{self.stage.box.said()[-3000:]}"
             raise AssertionError(f"{error}\n{short}\n{said}") from None
 
     def exact(self, *astray: str) -> int:
@@ -332,9 +315,9 @@ class Drill:
             assert not sums or round_ <= self.forgiven or len(digests) == 1, (round_, digests)
         width = int(str(self.settings.get("lane", "i16"))[1:])
         self.made = mixed_rounds.check(width, rounds, self.stage.boots())
-        asked = self.settings.get("exchange", DEFAULTS["exchange"])
-        if asked != "auto":
-            assert {*self.made} <= {"broadcast" if asked == "broadcast" else "stripes"}, self.made
+        if self.asked != "auto":
+            numbers = "broadcast" if self.asked == "broadcast" else "stripes"
+            assert {*self.made} <= {numbers, *self.also}, self.made
         return sum(
             len(next(iter(sums.values()))["counted"]) > 0 for _, sums in rounds.values() if sums
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nicps.lab import Lab
+from nicps.lab import LabSettings
 from nicps.lab.processes import Running
 from tests.netns.labs import ROOT, nicps
 from tests.netns.members import LIGHT, Network
@@ -34,12 +34,16 @@ class Stage(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rate_bps is not None:
-            self.lab = Lab(replace(self.lab.settings, rate_bps=self.rate_bps))
         self.key = self.folder / "key"
         if self.keyed:
             assert nicps("key", "new", str(self.key)).returncode == 0
+            if self.box is not None:
+                self.box.key = self.folder / "switch.key"
+                assert nicps("key", "new", str(self.box.key)).returncode == 0
         self.clear()
+
+    def lab_settings(self) -> LabSettings:
+        return replace(super().lab_settings(), rate_bps=self.rate_bps)
 
     @property
     def names(self) -> list[str]:
@@ -57,6 +61,8 @@ class Stage(Network):
 
     def clear(self) -> None:
         """Forget the records."""
+        if self.box is not None:
+            self.box.forget()
         for host in super().names:
             place = self.records(host)
             shutil.rmtree(place, ignore_errors=True)
@@ -84,9 +90,21 @@ class Stage(Network):
                     of.setdefault(int(saved["number"]), {}).update(saved)
         return rounds
 
+    def offers_and_sums(self) -> dict[int, tuple[dict[int, Any], dict[int, Any]]]:
+        """What is recorded, by round, each by member number."""
+        rounds: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}
+        for host in self.names:
+            for path in self.records(host).glob("[0-9]*.npz"):
+                round_, what, _ = path.name.split(".")
+                with np.load(path) as file:
+                    saved = dict(file)
+                both = rounds.setdefault(int(round_), ({}, {}))
+                both[what == "sum"][int(saved["number"])] = saved
+        return rounds
+
     def boots(self) -> dict[int, int] | None:
         """Of a Linux switch that adds, if there is one: in which of its boots it has added for each view."""
-        return None
+        return self.box.boots() if self.box is not None else None
 
     def path(self, host: str, what: str) -> Path:
         """`place`, as the agent there sees it."""

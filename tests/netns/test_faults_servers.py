@@ -64,7 +64,7 @@ class Endless:
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Network]:
-    with Network(4, program=LIGHT) as made:
+    with Network(4, program=LIGHT, adds=False) as made:
         made.up()
         yield made
 
@@ -199,7 +199,7 @@ class Attacker:
 
 @contextlib.contextmanager
 def two(*, keyed: bool) -> Iterator[Stage]:
-    with Stage(2, keyed=keyed, program=LIGHT) as made:
+    with Stage(2, keyed=keyed, program=LIGHT, adds=False) as made:
         made.up()
         made.ready()
         yield made

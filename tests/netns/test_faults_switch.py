@@ -8,8 +8,8 @@ remainders of the round before.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -18,7 +18,7 @@ from nicps.lab.processes import send
 from nicps.wire import FrameType
 from tests.netns.scenes import Drill
 from tests.netns.switched_stage import SwitchedStage
-from tests.netns.test_faults_stripes import LARGE, SLOW, tc
+from tests.netns.test_faults_stripes import LARGE, SLOW, queues, tc
 
 pytestmark = pytest.mark.xdp
 
@@ -44,40 +44,15 @@ def made() -> Iterator[Drill]:
 @pytest.fixture
 def drill(made: Drill) -> Iterator[Drill]:
     """Three hosts that train, with a key; the switch adds."""
-    stage_of(made).serve()
-    if made.channel is not None and made.under_way() and exchange(made) != "linux-switch":
+    stage_of(made).adding.serve()
+    if made.channel is not None and made.under_way() and made.exchange() != "linux-switch":
         made.end()  # the switch was given up
         made.close()
     made.ready()
-    await_switch(made)
+    made.await_exchange("linux-switch")
     yield made
     made.stage.lab.clear()
     made.stage.lab.heal()
-
-
-def exchange(drill: Drill, host: str = "h1") -> str:
-    """Of the last round there."""
-    path = drill.stage.records(host) / f"{drill.last(host)}.sum.npz"
-    return str(drill._load(path)["exchange"]) if path.exists() else ""
-
-
-def await_switch(drill: Drill, timeout_s: float = 30.0) -> None:
-    """Wait until the switch adds."""
-    try:
-        drill.until(
-            lambda: {exchange(drill, h) for h in drill.stage.names} == {"linux-switch"},
-            "the switch adds",
-            timeout_s,
-        )
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n== switch\n{stage_of(drill).said()}") from None
-
-
-def await_stripes(drill: Drill) -> None:
-    """Wait until the hosts add."""
-    drill.until(
-        lambda: {exchange(drill, h) for h in drill.stage.names} == {"stripes"}, "the hosts add"
-    )
 
 
 def by_exchange(drill: Drill) -> dict[str, int]:
@@ -100,13 +75,15 @@ def test_nothing_goes_wrong(drill: Drill) -> None:
 @pytest.mark.long
 def test_loss_duplicates_and_reordering(drill: Drill) -> None:
     """At every port and in each direction, over many rounds: the job takes longer, and nothing else changes."""
-    before = by_exchange(drill)
+    before, counted = by_exchange(drill), stage_of(drill).adding.counters()
     drill.stage.lab.fault("all", loss=0.05, duplicate=0.02, corrupt=0.01, reorder=0.05)
     drill.goes_on(*drill.stage.names, rounds=8)
+    now = stage_of(drill).adding.counters()
+    assert all(now[what] > counted[what] for what in ("answered", "duplicate", "forged"))
     drill.stage.lab.clear()
     drill.all_train()
     drill.exact()
-    assert exchange(drill) == "linux-switch" and before.keys() == by_exchange(drill).keys()
+    assert drill.exchange() == "linux-switch" and before.keys() == by_exchange(drill).keys()
 
 
 @pytest.mark.short("grants")
@@ -125,19 +102,36 @@ def test_frames_are_lost(drill: Drill, kind: FrameType, count: int) -> None:
         lambda: not any(port.lose_left for port in lab.faults().values()), "all are lost", 40.0
     )
     drill.all_train()
-    assert drill.views() == before and exchange(drill) == "linux-switch"
+    assert drill.views() == before and drill.exchange() == "linux-switch"
     drill.exact()
 
 
 def test_sums_are_lost_at_one_port(drill: Drill) -> None:
-    """Half of the frames to one host are lost for a while; it asks for sums, which the switch has kept."""
-    before = drill.views()
+    """Three of ten frames from and to one host are lost, each host in turn, until it has asked for sums. The switch has
+    kept them.
+    """
+    lab, before = drill.stage.lab, drill.views()
+
+    def asked(host: str) -> int:
+        return int(drill.status(host)["activity"]["switch_asked"])
+
+    def asks(host: str, before: int) -> bool:
+        return asked(host) > before
+
     for host in drill.stage.names:
-        drill.stage.lab.fault(host, loss=0.3)
-        time.sleep(0.3)
-        drill.stage.lab.fault(host, loss=0)
+        lab.fault(host, loss=0)  # compiles what comes first
+        questions, answers = asked(host), stage_of(drill).adding.counters()["answered"]
+        lost = lab.counters()[host].to_host.dropped
+        lab.fault(host, loss=0.3)
+        try:
+            drill.until(partial(asks, host, questions), f"{host} asks the switch")
+        finally:
+            lab.fault(host, loss=0)
+        drill.goes_on(*drill.stage.names, rounds=1)
+        assert lab.counters()[host].to_host.dropped > lost
+        assert stage_of(drill).adding.counters()["answered"] > answers
     drill.all_train()
-    assert drill.views() == before and exchange(drill) == "linux-switch"
+    assert drill.views() == before and drill.exchange() == "linux-switch"
     drill.exact()
 
 
@@ -149,11 +143,11 @@ def test_the_switchs_process_stands_still(drill: Drill) -> None:
     finally:
         drill.stage.lab.resume("switch")
     drill.exact()
-    assert exchange(drill) == "linux-switch"
+    assert drill.exchange() == "linux-switch"
 
 
 def test_small_queues_in_the_cables(drill: Drill) -> None:
-    """256 KB in front of a slower line, in both directions."""
+    """256 KB in front of a slower line, in both directions: the windows have room there, and frames wait."""
     stage, before = drill.stage, drill.views()
     words = ["root", "tbf", "rate", "50mbit", "burst", "16k", "limit", "256000"]
     ends = [
@@ -165,14 +159,14 @@ def test_small_queues_in_the_cables(drill: Drill) -> None:
         tc(stage.lab.ports_netns, "replace", end, *words)
     try:
         drill.goes_on(*stage.names, rounds=5)
-        assert drill.views() == before and exchange(drill) == "linux-switch"
+        assert all(of["overlimits"] > 100 for of in queues(drill)), "frames wait in all of them"
+        assert drill.views() == before and drill.exchange() == "linux-switch"
     finally:
         for end in ends:
             tc(stage.lab.ports_netns, "del", end, "root")
     drill.exact()
 
 
-@pytest.mark.long
 def test_the_switch_is_killed_in_mid_round_and_started_again(drill: Drill) -> None:
     """It has lost all sums and remainders: a new view, in which the round is run again, by the switch again."""
     stage, host, view = stage_of(drill), drill.host(2), max(drill.views())
@@ -182,7 +176,7 @@ def test_the_switch_is_killed_in_mid_round_and_started_again(drill: Drill) -> No
         stage.start_switch()
     drill.until(lambda: drill.last("h1") >= round_, "the round is committed")
     drill.goes_on(*stage.names)
-    await_switch(drill)
+    drill.await_exchange("linux-switch")
     assert min(drill.views()) > view
     assert set(stage.boots().values()) > boots
     drill.exact()
@@ -200,7 +194,7 @@ def test_the_switch_is_gone_in_mid_round(drill: Drill, how: str) -> None:
         else:
             stage.lab.cut("switch")
     drill.until(lambda: drill.last("h1") >= round_, "the round is committed")
-    await_stripes(drill)
+    drill.await_exchange("stripes")
     drill.goes_on(*stage.names)
     for name in stage.names:
         assert "was not heard" not in stage.log(name)[said[name] :]
@@ -257,7 +251,7 @@ def test_without_a_key_the_switch_is_started_again() -> None:
     with make(keyed=False) as drill:
         stage = stage_of(drill)
         drill.begin()
-        await_switch(drill)
+        drill.await_exchange("linux-switch")
         with drill.half_sent(drill.host(2)):
             assert stage.switch is not None
             running = [p for p in stage.lab.processes()["switch"] if p.pid == stage.switch.pid]
@@ -265,7 +259,7 @@ def test_without_a_key_the_switch_is_started_again() -> None:
             stage.switch.wait(20)
             stage.start_switch()
         drill.goes_on(*stage.names)
-        await_switch(drill)
+        drill.await_exchange("linux-switch")
         assert drill.exact() > 3
         drill.end()
 
@@ -276,7 +270,7 @@ def test_narrow_lanes_lose_nothing_to_rounding(lane: str) -> None:
     """Most of a sum that a lane cannot hold stays at the switch, and is in a later sum, whatever is lost meanwhile."""
     with make(keyed=False, lane=lane) as drill:
         drill.begin()
-        await_switch(drill)
+        drill.await_exchange("linux-switch")
         drill.stage.lab.fault("all", loss=0.05, duplicate=0.02, reorder=0.05)
         drill.goes_on(*drill.stage.names, rounds=10)
         drill.stage.lab.clear()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The residuals of a job that is resumed go on: every host keeps its own, beside the checkpoint.
 
-Then the weights are those of a job that was never stopped, bit for bit. Members are numbered in the order of their
-answers, so two hosts have the same numbers every time.
+Then the weights are those of a job that was never stopped, bit for bit, unless a Linux switch has added: what rounding
+has left over of its last sum is lost. Members are numbered in the order of their answers, so two hosts have the same
+numbers every time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import striped_rounds
 from tests.netns.labs import until
 from tests.netns.members import LIGHT, Ended, Network, Run, tiny_job
+from tests.netns.switched_stage import SwitchedStage
 from tests.netns.test_leaving import ends_well
 
 HALF, ROUNDS = 6, 12
@@ -173,6 +176,33 @@ def test_killed_hosts_go_on_from_a_checkpoint_in_the_middle(two: Network, exchan
     assert len(states) == 1
     two.ready()
     goes_on_alike(two, job, run, exchange)
+
+
+@pytest.mark.long
+@pytest.mark.xdp
+def test_with_a_linux_switch_the_members_residuals_go_on() -> None:
+    """Every sum, bit for bit, as if it were one job whose switch has begun anew: the remainder of the last round before
+    the resumption is in no later sum.
+    """
+    with SwitchedStage(2, arguments=("--silence", "20")) as stage:
+        stage.up()
+        job = tiny_job(stage.folder, WIDER)
+        run = half(stage, job, "switch")
+        first, before = stage.offers_and_sums(), stage.boots()
+        stage.clear()
+        resumed(stage, run)
+        second, boots = stage.offers_and_sums(), stage.boots()
+        assert not any("begin at zero" in stage.log(host) for host in stage.names)
+        boots = {view: boot + (view not in before) for view, boot in boots.items()}
+        rounds = [*sorted(first.items()), *sorted(second.items())]
+        rounds = [(at, both) for at, both in rounds if both[1]]  # one may have been begun
+        assert len(rounds) == ROUNDS
+        for own in (own for _, both in rounds for saved in both for own in saved.values()):
+            own["life"] = np.array("one")
+        exchanges = {str(own["exchange"]) for _, (_, sums) in rounds for own in sums.values()}
+        assert exchanges == {"linux-switch"}
+        joined = {at: both for at, (_, both) in enumerate(rounds, 1)}
+        assert striped_rounds.check(8, joined, boots) == 2 * ROUNDS
 
 
 def head(path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class BehindStage(SwitchedStage):
         ports = f"{FAR},{links.switch_port_name(3)}"
         command = [*NICPS, "switch", "xdp", "run", "--ports", ports, "--bridge", links.BRIDGE]
         with log.open("ab") as out:
-            self.switch = subprocess.Popen(
+            self.adding.process = subprocess.Popen(
                 processes.launcher(netns, command),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

@@ -216,7 +216,7 @@ class Lan:
             "alarm_below": plan.alarm_below,
             "admit": plan.admit,
             "redeal": plan.redeal,
-            "exchange": plan.exchange.name,
+            "exchange": (Exchange.SWITCH if plan.exchange.central else plan.exchange).name,
             "stall_s": max(STALL_S, 3 * self.compute_s),
         }
         if plan.steps:

@@ -104,7 +104,7 @@ WHOLE: list[tuple[Conversation[Any], list[dict[str, Any]]]] = [
             event("forming", data=None),
             event("formed", members=["h1", "h2"], view=1),
             event("handed out", bytes=10, seconds=0.5),
-            event("training"),
+            event("training", exchange="stripes", exchange_reason="no switch is heard"),
             event("taking back", members=["h2"]),
             event("progress", loss=0.5, round=7, token_turns=4),
             event("warning", message="slow"),

@@ -13,13 +13,14 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
-from nicps.protocol import Action, Member, NoProgress, Timings, View
+from nicps.protocol import Action, Committed, Member, NoProgress, Timings, View
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.progress import IN_VAIN, Progress, Standstill, find_fault
 from nicps.protocol.signals import Lacking
 from tests.listed import members_of
 from tests.simulator import schedules
 from tests.simulator.drill import TRAINING_S
+from tests.simulator.faults import MOMENTS
 from tests.simulator.host import Host
 from tests.simulator.lan import Conditions, Lan
 
@@ -174,6 +175,36 @@ def test_a_switch_whose_sums_do_not_reach_a_host(member: int) -> None:
     starved(lan, {(k, member) for k in range(-1, 4)})
     done(lan)
     assert ever_out(lan) == {member + 1}
+
+
+@pytest.mark.parametrize("exchange", [Exchange.STRIPES, Exchange.LINUX_SWITCH])
+@pytest.mark.parametrize("host", [0, 3])
+def test_an_exchange_that_one_host_has_made_fail_is_used_again(
+    host: int, exchange: Exchange
+) -> None:
+    """It has made no sum yet, so the network may be at fault, and every host adds for itself. Then that host turns out
+    to be at fault, also the lead, and is evicted.
+    """
+    lan = trains(exchange=exchange, rounds=30)
+    pairs = {(host, k) for k in range(-1, 4)} | {(k, host) for k in range(-1, 4)}
+    used: list[Exchange] = []
+
+    def begins(by: Host, action: Action) -> bool:
+        if not MOMENTS["training"](by, action):
+            return False
+        lan.starved.update(pairs)
+        return True
+
+    def note(_: Host, action: Action) -> bool:
+        if isinstance(action, Committed) and action.phase.kind is wire.PhaseKind.TRAIN:
+            used.append(action.exchange)
+        return False
+
+    lan.trouble(TRAINING_S)
+    lan.moments += [begins, note]
+    done(lan)
+    assert ever_out(lan) == {host + 1}
+    assert used[-1] is exchange and used.count(exchange) > used.count(Exchange.BROADCAST), used
 
 
 @pytest.mark.parametrize("pairs", [{(1, 2)}, {(3, k) for k in range(3)}])

@@ -14,7 +14,7 @@ from nicps import cli
 from nicps.cli import submit
 from nicps.cli.resume import find
 from nicps.errors import UsageProblem
-from nicps.session.events import Forming
+from nicps.session.events import Forming, Training
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "trainer/jobs/digits")
@@ -109,6 +109,13 @@ def test_what_is_not_there_is_not_shown(capsys: pytest.CaptureFixture[str]) -> N
     submit.show(Forming("run-1", "digits"))
     submit.show(Forming("run-1", None))
     assert capsys.readouterr().err == "nicps: forming: data digits\nnicps: forming\n"
+
+
+def test_the_exchange_is_shown_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    submit.show(Training("run-1", "stripes", "no switch is heard"))
+    submit.show(Training("run-1"))  # of an agent that does not tell it
+    told = "nicps: training: exchange stripes: no switch is heard\nnicps: training\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(

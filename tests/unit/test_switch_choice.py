@@ -123,6 +123,18 @@ def test_a_switch_that_is_ready_is_taken() -> None:
     assert leader.decided == [LINUX, LINUX] and len(leader.told) == 1, "said once"
 
 
+def test_the_submitter_is_told_the_exchange_and_why() -> None:
+    """With the event that training begins, once."""
+    leader = Leader(believes=False)
+    leader.course._trained = False  # as a job begins
+    leader.installed()
+    (decision,) = leader.host.found(Decide)
+    leader.host.do(leader.course.decision_agreed(decision.phase, {}))
+    (begun,) = [event for event in leader.host.found(PublishEvent) if event.event == "training"]
+    why = "auto, and this host believes no switch"
+    assert dict(begun.values) == {"exchange": "stripes", "exchange_reason": why}
+
+
 @pytest.mark.parametrize("asked", ["auto", "switch"])
 def test_without_one_the_hosts_add(asked: str) -> None:
     """At once; whoever has asked for a switch by name is warned."""
@@ -290,6 +302,115 @@ def test_what_was_given_up_does_not_come_back_after_a_switch() -> None:
     leader.host.do(leader.course.exchange_fails(LINUX))
     assert leader.decided[-1] is Exchange.BROADCAST
     assert leader.told[-1] == f"{LINUX.fails}; that has failed before: broadcast"
+
+
+def both_given_up() -> Leader:
+    """One after the other, in the same round; every host adds for itself, and has made no sum yet."""
+    leader = adding()
+    for exchange in (LINUX, STRIPES):
+        leader.spot.phase_in_force = training(exchange=exchange, first_round=ROUND)
+        leader.host.do(leader.course.exchange_fails(exchange))
+    phase = leader.lead.complete(leader.host.found(Decide)[-1].phase, leader.host.part)
+    assert phase.exchange is Exchange.BROADCAST and phase.settings["doubted"] is True
+    leader.spot.phase_in_force = replace(phase, first_round=ROUND)
+    leader.host.do(leader.course.decision_agreed(phase, {}))
+    leader.host.forget()
+    return leader
+
+
+def loses_a_member(leader: Leader, number: int = 2) -> None:
+    leader.spot.view = View(number, MEMBERS, frozenset({1, 2}), 1)
+    leader.installed()
+
+
+def judges(leader: Leader, round_: int) -> None:
+    leader.spot.open_round = round_ + 1
+    leader.host.do(leader.course.round_judged(round_, "continue"))
+
+
+def test_what_fails_because_of_a_member_is_tried_again_without_it() -> None:
+    """Once the round is over, in which every host adds for itself. That is said once."""
+    leader = both_given_up()
+    loses_a_member(leader)
+    text = "h3 left before broadcast has made a sum: tried again after this round: linux-switch, stripes"
+    assert leader.told == [text] and leader.decided == []
+    judges(leader, ROUND)
+    assert leader.decided == [LINUX]
+    phase = leader.lead.complete(leader.host.found(Decide)[-1].phase, leader.host.part)
+    assert "doubted" not in phase.settings and "switch_failed" not in phase.settings
+    leader.spot.phase_in_force = replace(phase, first_round=ROUND + 1)
+    leader.host.forget()
+    loses_a_member(leader, 3)
+    assert leader.told == [] and leader.decided == []
+
+
+def test_without_the_switch_stripes_are_tried_again() -> None:
+    leader = both_given_up()
+    leader.comes("no switch is heard")
+    loses_a_member(leader)
+    judges(leader, ROUND)
+    leader.host.do(leader.course.go_on_without_switch())
+    assert leader.decided == [STRIPES]
+
+
+def test_what_was_given_up_stays_so_after_a_sum() -> None:
+    """The network may be at fault: a member that leaves later changes nothing."""
+    leader = both_given_up()
+    judges(leader, ROUND)
+    assert leader.host.found(CommitNext)
+    loses_a_member(leader)
+    judges(leader, ROUND + 1)
+    assert leader.told == [] and leader.decided == []
+
+
+def test_a_view_with_the_same_members_is_no_reason_to_try_again() -> None:
+    leader = both_given_up()
+    leader.spot.view = View(2, MEMBERS, frozenset({1, 2, 3}), 1)
+    leader.installed()
+    judges(leader, ROUND)
+    assert leader.told == [] and leader.decided == []
+
+
+def test_what_a_kernel_has_refused_is_not_tried_again() -> None:
+    """Nor the switch that was given up in the same round: its frames need the same program."""
+    leader = adding()
+    leader.spot.phase_in_force = training(exchange=LINUX, first_round=ROUND)
+    leader.host.do(leader.course.exchange_fails(LINUX))
+    leader.host.do(leader.course.choice.refuse_stripes("h2: no"))
+    leader.spot.phase_in_force = training(exchange=Exchange.BROADCAST, first_round=ROUND)
+    leader.host.forget()
+    loses_a_member(leader)
+    judges(leader, ROUND)
+    assert leader.told == [] and leader.decided == []
+
+
+def test_exchanges_are_tried_again_four_times_at_most() -> None:
+    """A member that comes back may be the reason again, each time."""
+    leader = both_given_up()
+    for _ in range(4):
+        loses_a_member(leader)
+        judges(leader, ROUND)
+        assert leader.decided == [LINUX]
+        leader.spot.view = View(4, MEMBERS, frozenset({1, 2, 3}), 1)
+        for exchange in (LINUX, STRIPES):
+            leader.spot.open_round = ROUND
+            leader.spot.phase_in_force = training(exchange=exchange, first_round=ROUND)
+            leader.host.do(leader.course.exchange_fails(exchange))
+        leader.spot.phase_in_force = training(exchange=Exchange.BROADCAST, first_round=ROUND)
+        leader.host.forget()
+    loses_a_member(leader)
+    judges(leader, ROUND)
+    assert leader.decided == []
+
+
+def test_the_next_lead_tries_again_what_failed_because_of_the_one_before() -> None:
+    """After the round that it finds open."""
+    leader = Leader(anew=True)
+    leader.spot.phase_in_force = training(exchange=Exchange.BROADCAST, first_round=ROUND)
+    leader.installed()
+    assert leader.decided == []
+    judges(leader, ROUND)
+    assert leader.decided == [STRIPES]
 
 
 def test_a_phase_that_goes_on_with_what_was_given_up_is_replaced() -> None:
