@@ -39,7 +39,8 @@ class PlannedNetwork(FakeNetwork):
     Attributes: `order`, where it is set: rounds are committed one by one, each time that all members wait, in an order
     drawn from it; otherwise as soon as all have offered. `held`: rounds that are not committed. `on_wait`: called once,
     when all members wait for rounds that are held. `log`: what has happened, in order: ("commit", channel, round),
-    ("forward", member, class of a module).
+    ("forward", member, class of a module). `most_open`: rounds to which a member had offered and which
+    were not committed, at one time.
     """
 
     def __init__(self, members: int, batch: int, order: random.Random | None = None) -> None:
@@ -53,6 +54,7 @@ class PlannedNetwork(FakeNetwork):
         self.made: dict[Round, tuple[shared_form.Committed, Made]] = {}
         self.waiting: set[int] = set()  # members whose thread that computes waits
         self.first_round = 1
+        self.most_open = 0
 
     def enter(self, kind: str, first_round: int, to: Sequence[int] = ()) -> None:  # type: ignore[override]
         if kind == "train":
@@ -216,6 +218,8 @@ class FakeChannels:
         with self.network.changed:
             given = self.network.given.setdefault((channel, round_), {})
             given[self.session.number] = vector, samples
+            mine = sum(self.session.number in each for each in self.network.given.values())
+            self.network.most_open = max(self.network.most_open, mine)
             self.network.advance()
 
     def wait(

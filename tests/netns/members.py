@@ -351,7 +351,15 @@ class Network:
         """Whether all jobs do without PyTorch."""
         return self.program not in (None, RECORDING)
 
-    def submit(self, host: str, job: Path, *, light: bool = False, **settings: Any) -> Channel:
+    def submit(
+        self,
+        host: str,
+        job: Path,
+        *,
+        light: bool = False,
+        data: str | None = None,
+        **settings: Any,
+    ) -> Channel:
         """Submit on that host; events and the result come through the channel.
 
         Without another `exchange` it is that of `DEFAULTS`: in broadcast every host adds for itself, and
@@ -360,7 +368,7 @@ class Network:
         entry = light_nicps.ENTRY if light or self.light else None
         if "--mode" not in self.arguments:
             settings = {**DEFAULTS, **settings}
-        return self.agents[host].submit(job, settings=settings, entry=entry)
+        return self.agents[host].submit(job, settings=settings, entry=entry, data=data)
 
     def train(
         self, job: Path, *, host: str = "h1", timeout_s: float = 120.0, **settings: Any

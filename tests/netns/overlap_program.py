@@ -6,12 +6,17 @@ It prints a JSON object a line.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
+import re
+import runpy
 import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,6 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nicps.torch
 from nicps.errors import UsageProblem
+from nicps.torch.overlap import Overlap
+from tests.pending import batch, named, network, random_cuts
+from tests.spans import most_open
 
 CUTS = [4, 8]
 
@@ -125,6 +133,58 @@ def scaled(settings: dict[str, Any]) -> None:
         handle.close()
 
 
+def networks(settings: dict[str, Any]) -> None:
+    """Models of random shape, each with the same parts in a queue and on channels."""
+    for seed in range(settings["networks"]):
+        for scope in ("queue", "channels"):
+            model = DistributedDataParallel(network(seed), find_unused_parameters=True)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            cuts = random_cuts(len(named(model)), seed)[:5]
+            handle = nicps.torch.overlap(model, optimizer, lane="i8", cuts=cuts, scope=scope)
+            digests, most = [], 0
+            for step in range(5):
+                inputs, outputs = batch(2 * step + dist.get_rank())
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(inputs), outputs).backward()
+                optimizer.step()
+                if step in (1, 2):  # the others overlap
+                    digests.append(digest(model))
+                    most = max(most, open_at_once(handle))
+            digests.append(digest(model))
+            most = max(most, open_at_once(handle))
+            say(seed=seed, scope=scope, plan=handle.plan, digests=digests, open=most)
+            handle.close()
+
+
+def open_at_once(handle: Overlap) -> int:
+    """Parts of the last step that were on their way at one time, at most."""
+    assert handle._run is not None
+    return most_open((each.offered, each.done) for each in handle._run.flowing.times.values())
+
+
+def example(settings: dict[str, Any]) -> None:
+    """docs/examples/ddp/overlap.py as a user starts it, with the same parts in a queue and on channels."""
+    script = Path(__file__).resolve().parents[2] / "docs" / "examples" / "ddp" / "overlap.py"
+    overlap, destroy = nicps.torch.overlap, dist.destroy_process_group
+    dist.destroy_process_group = lambda: None  # there is one group for both
+    dist.init_process_group = lambda _: None
+    sys.argv = [str(script), "--data", settings["data"], "--epochs", "1"]
+    for scope in ("queue", "channels"):
+        handles: list[Overlap] = []
+
+        def called(*args: Any, scope: str = scope, handles: Any = handles, **options: Any) -> None:
+            handles.append(overlap(*args, **options, cuts=[2, 4], scope=scope))
+
+        nicps.torch.overlap = called
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(script), run_name="__main__")
+        (weights,) = re.findall(r": .*%, weights (\w{16})$", printed.getvalue(), re.MULTILINE)
+        (handle,) = handles
+        say(scope=scope, weights=weights, plan=handle.plan, steps=handle.figures.steps)
+        handle.close()
+    dist.destroy_process_group = destroy
+
+
 def lossy(settings: dict[str, Any]) -> None:
     """A rank is killed in the middle of a step's backward pass."""
     model, optimizer = made(from_first=False)  # which may be the one that is killed
@@ -170,8 +230,8 @@ def run(settings: dict[str, Any]) -> None:
     """What the settings say."""
     dist.init_process_group("nicps")
     say(rank=dist.get_rank())
-    kinds = {"bits": bits, "scaled": scaled, "lossy": lossy, "elastic": elastic, "uneven": uneven}
-    kinds[settings["what"]](settings)
+    calls = bits, scaled, networks, example, lossy, elastic, uneven
+    {call.__name__: call for call in calls}[settings["what"]](settings)
     dist.destroy_process_group()
     say(done=True)
 

@@ -10,7 +10,7 @@ from functools import partial
 from nicps.lab import Lab, LabSettings, links, priorities
 from nicps.lab.links import port_name
 from tests.netns.labs import ROOT
-from tests.netns.members import Keeping, tiny_job
+from tests.netns.members import Network, tiny_job
 from tests.netns.test_shape import _raw, inside
 from tests.netns.test_wire_order import SETTINGS
 from tests.reaper import fresh_name
@@ -63,7 +63,7 @@ def test_a_higher_priority_overtakes_a_lower_one() -> None:
 def test_the_frames_of_a_job_are_in_their_queues() -> None:
     """Of hosts with tags: control frames, and a channel that is urgent in half of the steps; not those of XDP only."""
     program = ROOT / "tests" / "netns" / "urgent_program.py"
-    with Keeping(2, program=program, arguments=("--silence", "20", "--tags")) as network:
+    with Network(2, program=program, arguments=("--silence", "20", "--tags")) as network:
         network.lab = Lab(LabSettings(fresh_name(), 2, rate_bps=200_000_000, priorities=True))
         network.up()
         run = network.train(tiny_job(network.folder), **SETTINGS)

@@ -292,6 +292,17 @@ def test_what_is_left_in_a_lab_after_ctrl_c(tmp_path: Path) -> None:
     assert err.splitlines()[-1] == f"nicps: what each host has kept is in {folder}"
 
 
+def write_images(folder: Path) -> None:
+    """Files of the form of MNIST's."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(1)
+    for part, count in (("train", 1536), ("t10k", 200)):
+        images = random.integers(0, 256, (count, 28, 28), np.uint8)
+        for name, array in (("images-idx3", images), ("labels-idx1", images[:, 14, 14] % 10)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            (folder / f"{part}-{name}-ubyte").write_bytes(head + array.tobytes())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("example", "arguments"),
@@ -308,13 +319,7 @@ def test_an_example_in_a_lab(tmp_path: Path, example: str, arguments: tuple[str,
     pytest.importorskip("torch")
     tmp_path.chmod(0o755)
     data = tmp_path / "data" / "mnist"
-    data.mkdir(parents=True)
-    random = np.random.default_rng(1)
-    for part, count in (("train", 1536), ("t10k", 200)):
-        images = random.integers(0, 256, (count, 28, 28), np.uint8)
-        for name, array in (("images-idx3", images), ("labels-idx1", images[:, 14, 14] % 10)):
-            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            (data / f"{part}-{name}-ubyte").write_bytes(head + array.tobytes())
+    write_images(data)
     command = nicps_command(
         *("lab", "run", "--script", f"docs/examples/ddp/{example}.py", "--hosts", "3", "--json"),
         *("--data", str(data.parent), "--runs", str(tmp_path / "runs"), "--", "--epochs", "2"),

@@ -113,6 +113,18 @@ def test_the_weights_are_those_of_whole_steps(
             assert [row for row in session.reports if "warning" in row] == []
 
 
+def test_in_a_queue_one_round_is_open_at_a_time(tmp_path: Path) -> None:
+    """And the weights are those of the same rounds on several channels at once."""
+    found = {}
+    for scope in ("queue", "order"):
+        (tmp_path / scope).mkdir()
+        outcome = run(tmp_path / scope, priority_scope=scope)
+        found[scope] = weights_of(outcome)
+        network: Any = outcome.network
+        assert (network.most_open == 1) == (scope == "queue"), (scope, network.most_open)
+    assert found["queue"] == found["order"]
+
+
 def test_a_module_waits_for_its_own_parameters_only(tmp_path: Path) -> None:
     """The front layers run as soon as the most urgent channel's sums are there; the rear one waits for the last."""
     log = run(tmp_path, UrgentFirst()).network.log  # type: ignore[attr-defined]

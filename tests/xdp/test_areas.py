@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nicps import wire
+from nicps.agent.frames import Frames
 from nicps.dataplane import bpf
 from nicps.dataplane.areas import Area
 from nicps.dataplane.doorbell import Bell
 from nicps.layout import layout
+from nicps.protocol import Narrow
 from nicps.wire import BLOCK_LANES, FrameType
 from tests.xdp.memory import memory_of
 from tests.xdp.test_maps import runs
@@ -169,6 +172,23 @@ def test_what_was_sent_is_of_its_channel(host: Host) -> None:
     stripes.swallow(3, 2, 6, 2)
     stripes.forget_sent()
     assert maps.next_to_send(3, 2, 2) == stripes.swallows(3, 2, 2) == 0
+
+
+def test_the_agent_makes_windows_smaller_and_whole_again(host: Host) -> None:
+    """Of that channel and round, and of stripes to which something was sent."""
+    stripes = host.maps.stripes
+    agent: Any = SimpleNamespace(_dataplane=SimpleNamespace(maps=host.maps))
+    stripes.set_sent(1, 2, 5, 2)
+    stripes.set_sent(1, 2, 5)
+    Frames.narrow(agent, Narrow(VIEW, 1, 2, ((2, 6), (3, 4))))
+    assert (stripes.swallows(1, 2, 2), stripes.swallows(1, 3, 2), stripes.swallows(1, 2)) == (
+        6,
+        0,
+        0,
+    )
+    Frames.narrow(agent, Narrow(VIEW, 1, 2, ((2, 0),)))
+    assert stripes.swallows(1, 2, 2) == 0
+    stripes.forget_sent()
 
 
 def test_a_new_plan_begins_with_nothing(host: Host) -> None:
