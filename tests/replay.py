@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,12 +194,28 @@ def check_step(outcome: Outcome, step: Mapping[str, Any], where: str) -> None:
         assert outcome.out.hex() == encode.from_text(step["out"]).hex(), where
 
 
-def replay(sequence: Mapping[str, Any], target: Target) -> None:
-    """Run a sequence and check every step and the end."""
+def run_steps(
+    sequence: Mapping[str, Any],
+    runs: Mapping[str, Callable[[bytes], Outcome]],
+    configure: Callable[[Mapping[str, Any]], None],
+    check: Callable[[Outcome, Mapping[str, Any], str], None] = check_step,
+) -> None:
+    """Give each of a sequence's frames to all of `runs`, which are named, and check what comes of it.
+
+    Args:
+        configure: makes the changes between two frames.
+    """
     for number, step in enumerate(sequence["steps"], 1):
         where = f"{sequence['name']}, step {number}: {step['say']}"
         if "config" in step:
-            target.configure(step["config"])
+            configure(step["config"])
             continue
-        check_step(target.run(encode.from_text(step["frame"])), step, where)
+        frame = encode.from_text(step["frame"])
+        for name, run in runs.items():
+            check(run(frame), step, f"{name}: {where}")
+
+
+def replay(sequence: Mapping[str, Any], target: Target) -> None:
+    """Run a sequence and check every step and the end."""
+    run_steps(sequence, {type(target).__name__: target.run}, target.configure)
     compare(target.state(), expected_state(sequence))

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from nicps import wire
 from tests.model import Outcome
-from tests.replay import check_step, view_key
+from tests.replay import run_steps, view_key
 from tests.servers import Home, Stored
 from tests.servers_model import ServersModel
 from tests.stripes import LANES, NETWORK, mac_of
-from tests.vectors import encode
 
 SEQUENCES = sorted((Path(__file__).parent / "vectors" / "servers").glob("*.json"))
 I64 = NDArray[np.int64]
@@ -129,15 +128,12 @@ def stored(entries: Iterable[Mapping[str, Any]]) -> dict[int, Stored]:
 
 def replay(sequence: Mapping[str, Any], model: ServersModel, target: Target | None = None) -> None:
     """Check every step, and the end at the model; `target` has begun as the model."""
-    for number, step in enumerate(sequence["steps"], 1):
-        where = f"{sequence['name']}, step {number}: {step['say']}"
-        if "config" in step:
-            configure(model, step["config"])
-            if target is not None:
-                target.enter(model)
-            continue
-        frame = encode.from_text(step["frame"])
-        check_step(model.run(frame), step, f"model: {where}")
+    runs = {"model": model.run} | ({"program": target.run} if target is not None else {})
+
+    def change(changes: Mapping[str, Any]) -> None:
+        configure(model, changes)
         if target is not None:
-            check_step(target.run(frame), step, f"program: {where}")
+            target.enter(model)
+
+    run_steps(sequence, runs, change)
     check_end(model, sequence["end"])

@@ -13,8 +13,8 @@ import numpy as np
 from nicps import wire
 from nicps.dataplane.doorbell import Bell
 from tests.model import Outcome
-from tests.replay import bits, check_step, halves, member_macs, view_key
-from tests.stripes import GROUP, I64, LANES, NATIVE, NETWORK, mac_of
+from tests.replay import bits, check_step, halves, member_macs, run_steps, view_key
+from tests.stripes import GROUP, I64, LANES, NATIVE, NETWORK, Window, mac_of
 from tests.stripes_model import Own, StripesModel
 from tests.vectors import encode
 
@@ -141,12 +141,15 @@ def check_end(model: StripesModel, end: Mapping[str, Any]) -> None:
     }
     found = [(*at, *model.sent[at], model.swallow[at]) for at in model.sent]
     assert sorted(found) == sorted(tuple(e.values()) for e in end["sent"])
-    assert {
-        sender: (w.highest, w.answers)
-        for sender, w in model.windows.items()
-        if w.highest or w.answers
-    } == {e["sender"]: (e["highest"], e["answers"]) for e in end["windows"]}
+    check_windows(model.windows, end)
     assert [message_of(bell) for bell in model.bells] == end["messages"]
+
+
+def check_windows(windows: Mapping[int, Window], end: Mapping[str, Any]) -> None:
+    """Those that have seen a frame are what the sequence says."""
+    assert {
+        sender: (w.highest, w.answers) for sender, w in windows.items() if w.highest or w.answers
+    } == {e["sender"]: (e["highest"], e["answers"]) for e in end["windows"]}
 
 
 def message_of(bell: Bell) -> dict[str, int]:
@@ -176,19 +179,19 @@ def check(outcome: Outcome, step: Mapping[str, Any], where: str) -> None:
 
 def replay(sequence: Mapping[str, Any], model: StripesModel, target: Target | None = None) -> None:
     """Check every step, and the end at the model; `target` has begun as the model."""
-    if target is not None:
-        target.write_own(model)
-    for number, step in enumerate(sequence["steps"], 1):
-        where = f"{sequence['name']}, step {number}: {step['say']}"
-        if "config" in step:
-            assert not (model.key and "view" in step["config"]), "another view has another key"
-            configure(model, step["config"])
-            if target is not None:
-                target.enter(model)
-                target.write_own(model)
-            continue
-        frame = encode.from_text(step["frame"])
-        check(model.run(frame), step, f"model: {where}")
+    runs = {"model": model.run} | ({"program": target.run} if target is not None else {})
+
+    def write() -> None:
         if target is not None:
-            check(target.run(frame), step, f"program: {where}")
+            target.write_own(model)
+
+    def change(changes: Mapping[str, Any]) -> None:
+        assert not (model.key and "view" in changes), "another view has another key"
+        configure(model, changes)
+        if target is not None:
+            target.enter(model)
+        write()
+
+    write()
+    run_steps(sequence, runs, change, check)
     check_end(model, sequence["end"])

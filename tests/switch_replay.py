@@ -11,9 +11,8 @@ from nicps import wire
 from nicps.dataplane.switch import Differing, Message, OtherView, TooLong, Version
 from tests.linux_switch import Place, SwitchModel
 from tests.model import Outcome
-from tests.replay import bits, view_key
-from tests.striped_replay import check, lanes_of, live_members, numbers_of, tag_of
-from tests.vectors import encode
+from tests.replay import bits, run_steps, view_key
+from tests.striped_replay import check, check_windows, lanes_of, live_members, numbers_of, tag_of
 
 SEQUENCES = sorted((Path(__file__).parent / "vectors" / "linux_switch").glob("*.json"))
 
@@ -53,11 +52,7 @@ def check_end(model: SwitchModel, end: Mapping[str, Any]) -> None:
     assert places.keys() == expected.keys()
     for at, row in expected.items():
         check_place(places[at], row, model.width)
-    assert {
-        sender: (w.highest, w.answers)
-        for sender, w in model.windows.items()
-        if w.highest or w.answers
-    } == {e["sender"]: (e["highest"], e["answers"]) for e in end["windows"]}
+    check_windows(model.windows, end)
     assert model.messages == [message_of(row) for row in end["messages"]]
 
 
@@ -94,16 +89,13 @@ def message_of(row: Mapping[str, Any]) -> Message:
 
 def replay(sequence: Mapping[str, Any], model: SwitchModel, target: Target | None = None) -> None:
     """Check every step, and the end at the model; `target` has begun as the model."""
-    for number, step in enumerate(sequence["steps"], 1):
-        where = f"{sequence['name']}, step {number}: {step['say']}"
-        if "config" in step:
-            assert step["config"].keys() == {"view"} and not model.key, where
-            model.view = step["config"]["view"]
-            if target is not None:
-                target.enter(model)
-            continue
-        frame = encode.from_text(step["frame"])
-        check(model.run(frame), step, f"model: {where}")
+    runs = {"model": model.run} | ({"program": target.run} if target is not None else {})
+
+    def change(changes: Mapping[str, Any]) -> None:
+        assert changes.keys() == {"view"} and not model.key
+        model.view = changes["view"]
         if target is not None:
-            check(target.run(frame), step, f"program: {where}")
+            target.enter(model)
+
+    run_steps(sequence, runs, change, check)
     check_end(model, sequence["end"])

@@ -64,7 +64,7 @@ class Choice:
         self._failed_boot = 0  # of the switch, as it was given up here for making no sums
         self._boots = 0  # that were given up
         self._doubted: set[Exchange] = set()  # given up since the last sum
-        self._among: frozenset[int] = frozenset()  # who was there as the last phase was made
+        self._among: frozenset[int] = frozenset()  # the live members when the last phase was chosen
         self._anew = found is not None and found.anew  # others are tried again after this round
         self._returns = 0  # how often some were
         self._lonely = False  # the last phase has one worker, which has no partner

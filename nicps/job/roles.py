@@ -235,12 +235,13 @@ class Roles:
         return [*orders, *self.begin_lead(now, plan, found).model_built(now, part)]
 
     def _tries_again(self) -> bool:
-        """Whether exchanges were given up, and the lead has left before the next one has made a sum: it may have been
-        the reason (`Choice.reconsider`).
+        """Whether exchanges were given up and the lead left before the next one had made a sum, so that the lead may
+        have been the reason (`Choice.reconsider`).
         """
         phase = self._node.phase_in_force
-        doubted = phase is not None and bool(phase.settings.get("doubted"))
-        return doubted and phase is not None and self._node.open_round == phase.first_round
+        if phase is None or not phase.settings.get("doubted"):
+            return False
+        return self._node.open_round == phase.first_round
 
     def _exchange_of(self, part: Part, anew: bool) -> Exchange:
         """The exchange with which a job goes on that this host takes over, without a Linux switch.

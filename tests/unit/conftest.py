@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.overlapped import Slow
     from tests.pending import Scene
 
 
@@ -38,3 +39,21 @@ def unwarned() -> Iterator[None]:
 
     with no_other_warning():
         yield
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Iterator[None]:
+    """The process group of one process, which DDP needs."""
+    from tests.overlapped import process_group
+
+    with process_group():
+        yield
+
+
+@pytest.fixture
+def group() -> Iterator[Slow]:
+    """A group of one whose sums take their time."""
+    from tests.overlapped import slow_group
+
+    with slow_group() as made:
+        yield made

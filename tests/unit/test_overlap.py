@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,26 +21,12 @@ from tests.overlapped import (  # noqa: E402
     bits,
     loss_of,
     made,
-    process_group,
     sgd,
-    slow_group,
     train,
 )
 
 Overlap, Settings = overlap.__globals__["Overlap"], overlap.__globals__["Settings"]
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gloo() -> Iterator[None]:
-    with process_group():
-        yield
-
-
-@pytest.fixture
-def group() -> Iterator[Slow]:
-    with slow_group() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("one_thread", "gloo")
 
 
 def pair(group: Slow, settings: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:

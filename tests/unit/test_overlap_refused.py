@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,26 +19,12 @@ from tests.overlapped import (  # noqa: E402
     Slow,
     bits,
     made,
-    process_group,
     sgd,
-    slow_group,
     train,
 )
 
 Overlap, Settings = overlap.__globals__["Overlap"], overlap.__globals__["Settings"]
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gloo() -> Iterator[None]:
-    with process_group():
-        yield
-
-
-@pytest.fixture
-def group() -> Iterator[Slow]:
-    with slow_group() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("one_thread", "gloo")
 
 
 @pytest.mark.parametrize(

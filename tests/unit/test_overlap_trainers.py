@@ -5,7 +5,6 @@ uneven inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,26 +27,12 @@ from tests.overlapped import (  # noqa: E402
     bits,
     loss_of,
     made,
-    process_group,
     sgd,
-    slow_group,
     train,
 )
 
 Overlap, Settings = overlap.__globals__["Overlap"], overlap.__globals__["Settings"]
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gloo() -> Iterator[None]:
-    with process_group():
-        yield
-
-
-@pytest.fixture
-def group() -> Iterator[Slow]:
-    with slow_group() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("one_thread", "gloo")
 
 
 class AcceleratedOptimizer(Optimizer):
