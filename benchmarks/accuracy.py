@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import finish
+from nicps.errors import UsageProblem
 from nicps.lab import Lab, LabSettings, adding
 from nicps.lab.agents import AgentProcess, joined, open_folder
 from nicps.session.commands import await_result
@@ -35,6 +37,8 @@ _JOBS = Path(__file__).parents[1] / "trainer" / "jobs"
 _LIMIT_S = 1200.0
 _RATE_BPS = 1_000_000_000
 FLOAT32 = "float32"
+_EXCHANGES = "broadcast", "stripes", "switch"
+_LANES = "i32", "i16", "i8"
 _MADE_BY = {"switch": "linux-switch"}  # as results name an exchange
 _LEAST_PART = 0.95  # of the rounds
 
@@ -93,13 +97,27 @@ class Prepared:
 
 
 class Runs:
-    """Figures by seed and way of training, kept in a file of JSON lines, so that what is there is not run again."""
+    """Figures by seed and way of training, kept in a file of JSON lines, so that what is there is not run again.
+
+    Raises:
+        UsageProblem: the file cannot be read or written.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.rows: list[dict[str, Any]] = []
-        if path is not None and path.exists():
-            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if path is not None:
+            try:
+                path.open("a").close()  # better now than after the first run
+                self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+            except OSError as error:
+                raise UsageProblem(
+                    f"cannot keep rows in {path}: {error.strerror}: --out takes a file"
+                ) from None
+            except ValueError:
+                raise UsageProblem(
+                    f"{path} has a line that is not a row of this benchmark: name another file with --out"
+                ) from None
 
     def has(self, seed: int, way: str) -> bool:
         """Whether it has been run."""
@@ -157,8 +175,8 @@ def run_job(
     return folder
 
 
-def main() -> int:
-    """Run what is missing, and print the table."""
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--job", default="mnist", help="a folder in trainer/jobs (%(default)s)")
     parser.add_argument("--data", help="what the job's data() is given; default: NICPS_DATA")
@@ -173,11 +191,21 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, help="JSON lines: what is there is not run again")
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    return finish("accuracy", compare, parser.parse_args(arguments))
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Run what is missing, and print the table."""
     args.data = args.data or os.environ.get("NICPS_DATA")
     torch.set_num_threads(1)
     source, runs = _JOBS / args.job, Runs(args.out)
+    if not (source / "job.py").is_file():
+        raise UsageProblem(f"no job.py in {source}: --job takes the name of a folder in {_JOBS}")
     ways = [(x, lane) for x in args.exchange.split(",") for lane in args.lane.split(",")]
+    if unknown := [x for x, _ in ways if x not in _EXCHANGES]:
+        raise UsageProblem(f"--exchange takes some of {','.join(_EXCHANGES)}, not {unknown[0]!r}")
+    if unknown := [lane for _, lane in ways if lane not in _LANES]:
+        raise UsageProblem(f"--lane takes some of {','.join(_LANES)}, not {unknown[0]!r}")
     common = {"quorum": 1.0, **dict(text.split("=", 1) for text in args.set)}
     adds = any(exchange == "switch" for exchange, _ in ways)
     shape = LabSettings("accuracy", args.hosts, _RATE_BPS, switch="xdp" if adds else "bridge")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from nicps.agent.records import naming
 from nicps.errors import JobFailed
 from nicps.job.plan import WINDOW_FRAGMENTS
 from nicps.session.lanes import U8
@@ -169,9 +170,10 @@ class InStream:
             if low < high:
                 view = data[low - start : high - start].data
                 where = low - base - first
-                while view:
-                    done = os.pwrite(fd, view, where)
-                    view, where = view[done:], where + done
+                with naming(self._folder):
+                    while view:
+                        done = os.pwrite(fd, view, where)
+                        view, where = view[done:], where + done
 
     def finish(self) -> str:
         """Close the files; the stream's SHA-256 in hex."""

@@ -35,7 +35,42 @@ _SIPHASH_AT = (
 )
 _BOOTS = 2  # of a switch: the newest, and the one before
 _QUIET_S = 60.0  # between two warnings, because any host can send such frames
+_SWITCH_ROW = 3  # frames of a switch: one that a cable has spoilt makes no doubt
 _DOUBT_S = 300.0  # without more of them the doubt ends
+
+
+class Doubt:
+    """Whether two have different keys, as the frames show that have another key's tag, or none.
+
+    Args:
+        row: so many of them make a doubt, with none between that is good.
+
+    Attributes: `count`, those that make one; `holds`, the user has been told, and it has not ended.
+    """
+
+    def __init__(self, row: int = 1) -> None:
+        self.count, self.holds = 0, False
+        self._row, self._in_row, self._told = row, 0, 0
+        self._quiet_until = 0.0
+
+    def note(self) -> None:
+        """One more."""
+        self._in_row += 1
+        self.count += self._in_row >= self._row
+
+    def end(self) -> None:
+        """A good one has come."""
+        self._in_row, self._told, self.holds = 0, self.count, False
+
+    def is_due(self, now: float) -> bool:
+        """Whether to tell the user. Some minutes after the last of these frames the doubt ends."""
+        if now < self._quiet_until:
+            return False
+        if self.count == self._told:
+            self.holds = self.holds and now < self._quiet_until + _DOUBT_S
+            return False
+        self._told, self._quiet_until, self.holds = self.count, now + _QUIET_S, True
+        return True
 
 
 class Keyring:
@@ -44,8 +79,9 @@ class Keyring:
     Args:
         switch: the key of a Linux switch that this host believes.
 
-    Attributes: `refused` counts by reason; `strange`, those of them that were sent under another network key, or none.
-    `numbers`, how far this host's numbers have come in the view in force, as its control frames show.
+    Attributes: `refused` counts by reason; `strange`, those of them that were sent under another network key, or none;
+    `strange_switch`, those of a switch that were sent under another key than this host's, or none. `numbers`, how far
+    this host's numbers have come in the view in force, as its control frames show.
     """
 
     def __init__(self, network: NetworkKey | None, switch: SwitchKey | None = None) -> None:
@@ -53,11 +89,9 @@ class Keyring:
         self._boots: dict[int, Sequences] = {}  # the numbers of a switch's frames
         self._views: dict[int, tuple[ViewKey, Sequences]] = {}  # this one, and the one before
         self.refused: Counter[str] = Counter()
-        self.strange = self.numbers = 0
+        self.strange, self.strange_switch = Doubt(), Doubt(_SWITCH_ROW)
+        self.numbers = 0
         self._view, self._first = 0, -1  # the view in force, and the first of these numbers
-        self._told = 0  # of these, the number that was reported
-        self._quiet_until = 0.0
-        self._in_doubt = False
 
     @classmethod
     def read(cls, path: Path | None, switch: Path | None = None) -> Self:
@@ -138,7 +172,7 @@ class Keyring:
             if self._network.verify(frame, source):
                 return True
             self.refused["forged"] += 1
-            self.strange += 1
+            self.strange.note()
             return False
         known = self._views.get(view)
         if known is None:
@@ -167,6 +201,7 @@ class Keyring:
             return True
         if not self._switch.control.verify(frame, source):
             self.refused["forged"] += 1
+            self.strange_switch.note()
             return False
         boot = int.from_bytes(frame[_BOOT_AT : _BOOT_AT + 8], "big")
         self._boots.setdefault(boot, Sequences())
@@ -175,27 +210,31 @@ class Keyring:
         if numbers is None or not numbers.accept(source, _u32(frame, _SEQUENCE_AT)):
             self.refused["replayed"] += 1
             return False
+        self.strange_switch.end()
         return True
 
     @property
     def doubt(self) -> str:
-        """A warning for the user if hosts may have different keys; otherwise, and some minutes later, an empty text."""
-        if not self._in_doubt:
-            return ""
-        return (
-            f"frames of this network with a tag of another key, or none: {self.strange} so far; is the key file the"
-            " same on all hosts?"
-        )
+        """A warning for the user if keys may differ, of hosts or of a switch and this host; otherwise an empty text."""
+        return self._describe(self.strange.holds, self.strange_switch.holds)
 
     def find_doubt(self, now: float) -> str:
-        """The warning, if it is due: once a minute at most, and only if more such frames have come."""
-        if now < self._quiet_until:
-            return ""
-        if self.strange == self._told:
-            self._in_doubt = self._in_doubt and now < self._quiet_until + _DOUBT_S
-            return ""
-        self._told, self._quiet_until, self._in_doubt = self.strange, now + _QUIET_S, True
-        return self.doubt
+        """What of the warning is due: each part once a minute at most, and only if more such frames have come."""
+        return self._describe(self.strange.is_due(now), self.strange_switch.is_due(now))
+
+    def _describe(self, network: bool, switch: bool) -> str:
+        parts = []
+        if network:
+            parts.append(
+                f"frames of this network with a tag of another key, or none: {self.strange.count} so far; is the key"
+                " file the same on all hosts?"
+            )
+        if switch:
+            parts.append(
+                "a switch that adds is heard, and is not believed: its frames have the tag of another key, or none; is"
+                " the file of --switch-key that of `nicps switch xdp run --key` there?"
+            )
+        return "; ".join(parts)
 
 
 def _u32(frame: bytes, at: int) -> int:

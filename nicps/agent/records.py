@@ -7,11 +7,12 @@ reads only files and folders.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,16 @@ class Records:
         self.flush()
 
     def flush(self) -> None:
-        """Write the notes to the file."""
+        """Write the notes to the file.
+
+        Raises:
+            OSError: the disk is full; it names the file.
+        """
         lines = b"".join(orjson.dumps(row) + b"\n" for row in self._rows)
         self._rows.clear()
-        self._file.write(lines)
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(lines)
+            self._file.flush()
 
     def keep(self, out: Path, logs: Path, facts: Mapping[str, Any], kept: Path) -> list[str]:
         """Copy all files into the run's folder; return the names of those that node 1 collects.
@@ -74,12 +80,13 @@ class Records:
             OSError: the disk is full, or the folder cannot be written.
         """
         self.flush()
-        kept.mkdir(parents=True, exist_ok=True)
-        copy_tree(out, kept)
-        # A program makes its log as large as it likes: it is copied in pieces.
-        for path in (self._path, *logs.glob("*.log")):
-            copy_file(path, kept / path.name)
-        _put(orjson.dumps(dict(facts)), kept / "agent.json")
+        with naming(kept):
+            kept.mkdir(parents=True, exist_ok=True)
+            copy_tree(out, kept)
+            # A program makes its log as large as it likes: it is copied in pieces.
+            for path in (self._path, *logs.glob("*.log")):
+                copy_file(path, kept / path.name)
+            _put(orjson.dumps(dict(facts)), kept / "agent.json")
         return [name for name in COLLECTED if (kept / name).exists()]
 
     def close(self) -> None:
@@ -97,6 +104,17 @@ class TimeLine:
         """`Records.note`"""
         if self.records is not None:
             self.records.note(kind, started, ended, round_, **more)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of what is written there name it: a write alone knows no name, and a host has several disks."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -220,11 +220,11 @@ def _listed(folder: Path) -> Iterable[Path]:
 
 def _show(row: Measured) -> None:
     parts = (row.maps, row.shared, row.program, row.agent)
-    maps, shared, program, agent = (f"{part / 1e6:6.1f}" for part in parts)
+    maps, shared, program, agent = (f"{part / 1e6:z6.1f}" for part in parts)
     more = ""
     if row.switch_maps:
         box = row.switch_maps / 1e6, row.switch_process / 1e6
-        more = f"; switch: maps {box[0]:.1f} MB  process {box[1]:.1f}"
+        more = f"; switch: maps {box[0]:.1f} MB  process {box[1]:z.1f}"
     if row.of_one is not None:
         more += f", {row.of_one:.2%} of one channel's"
     channels = f"  {row.channels} channels" if row.channels else ""

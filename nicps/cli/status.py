@@ -66,6 +66,8 @@ def text(status: Status) -> str:
         lines.append(f"preparing  {status.activity.preparing}")
     if status.job:
         lines.append(f"job        {status.job}")
+        if (doing := status.activity) is not None and doing.exchange and doing.lane:
+            lines.append(f"exchange   {doing.exchange}, lanes {doing.lane}")
         if status.progress:
             lines.append(f"progress   training {progress_line(status.progress)}")
         if slow := slow_hosts(status):

@@ -63,6 +63,15 @@ def find_ports() -> dict[int, Port]:
         return _ports(route.get_links())
 
 
+def is_bridge(name: str) -> bool:
+    """Whether the interface of that name is a bridge of the kernel's."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as route:
+        (link,) = route.get_links(ifname=name)
+    return bool(link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") == "bridge")
+
+
 def _kind(link: Any) -> str | None:
     """The index of the master that takes this link's frames."""
     if link.get_attr("IFLA_MASTER") is None:

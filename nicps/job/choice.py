@@ -71,6 +71,7 @@ class Choice:
         self._instead: Exchange | None = (
             None  # of an exchange that has failed, as the user was told
         )
+        self._shown: Exchange | None = None  # the one that the user knows of
 
     # ---- the next phase
 
@@ -96,8 +97,13 @@ class Choice:
         return self.exchange.among(len(view.live))
 
     def explain(self, exchange: Exchange, fragments: int) -> Orders:
-        """The choice and its reason: logged once, and again if the exchange or the reason changes."""
+        """The choice and its reason: logged once, and again if the exchange or the reason changes.
+
+        The user has the first one with the event that training begins, and is told if a switch takes over later.
+        """
         why, warns = self._reason(exchange, fragments)
+        warns |= exchange.central and self._shown not in (None, exchange)
+        self._shown = exchange
         self.chosen = {"exchange": exchange.name, "exchange_reason": why}
         text = f"exchange {exchange.name}: {why}"
         if text == self._said:

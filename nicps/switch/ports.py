@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from nicps import wire
 from nicps.dataplane import xdp
 from nicps.dataplane.interface import Interface, read_interface
-from nicps.dataplane.ports import find_ports
+from nicps.dataplane.ports import find_ports, is_bridge
 from nicps.errors import (
-    InterfaceBusy,
     InterfaceDown,
     InterfaceMissing,
     InterfaceUnfit,
@@ -46,6 +45,12 @@ def check_ports(names: Sequence[str], bridge: str | None) -> Interface:
         raise UsageProblem(f"--ports takes 2 to {MOST_PORTS} interfaces, not {len(names)}")
     if bridge is not None:
         read_interface(bridge)
+        if not is_bridge(bridge):
+            raise InterfaceUnfit(
+                f"--bridge {bridge}: that interface is not a bridge (one is made with: ip link add br0 type bridge)"
+            )
+        if bridge in names:
+            raise UsageProblem(f"--ports names {bridge}, which is the bridge: name its ports alone")
     found = [read_interface(name) for name in names]
     ports = find_ports()
     masters = {}
@@ -72,11 +77,7 @@ def check_ports(names: Sequence[str], bridge: str | None) -> Interface:
         told = ", ".join(f"{name} in {master}" for master, name in sorted(masters.items()))
         raise InterfaceUnfit(f"the ports must be in one bridge: {told}")
     for interface in found:
-        if (there := xdp.attached(interface.index)) is not None:
-            raise InterfaceBusy(
-                f"interface {interface.name} has an XDP program, {there.name} (id {there.id}, {there.mode}): end what"
-                f" has put it there, or, if nobody needs it, run: ip link set {interface.name} xdp off"
-            )
+        xdp.clear(interface)
     (master,) = masters
     made = read_interface(master)
     if not made.up:

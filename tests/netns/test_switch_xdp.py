@@ -80,6 +80,11 @@ def test_ports_that_cannot_serve(lab: Lab) -> None:
     assert "2 to 64" in refused(lab, "--ports", "eth1", code=2)
     assert "twice" in refused(lab, "--ports", "eth1,eth2,eth1", code=2)
     assert "there is no interface br7" in refused(lab, "--ports", "eth1,eth2", "--bridge", "br7")
+    assert "--bridge eth3: that interface is not a bridge" in refused(
+        lab, "--ports", "eth1,eth2", "--bridge", "eth3"
+    )
+    said = refused(lab, "--ports", "eth1,br0", "--bridge", "br0", code=2)
+    assert "--ports names br0, which is the bridge" in said
     ip(lab, "link", "set", "eth2", "nomaster")
     try:
         said = refused(lab, "--ports", "eth1,eth2", "--bridge", "br0")
@@ -138,6 +143,22 @@ def test_another_program_on_a_port(lab: Lab) -> None:
         assert modes(lab) == [None, "native", None]
     finally:
         attach(-1)
+
+
+def test_a_switch_that_is_started_twice(lab: Lab, tmp_path: Path) -> None:
+    """The second says that the first is there; what is on the ports is held by a link, which `ip` cannot take off."""
+    adding.start(lab, log=tmp_path / "log")
+    process = lab.run(
+        "switch",
+        [*NICPS, "switch", "xdp", "run", "--ports", "eth1,eth2"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 3 and err.count("\n") == 1
+    assert "nicps switch xdp runs on interface eth1 already" in err
+    assert "see: nicps switch xdp status" in err
+    assert modes(lab) == ["native"] * 3
 
 
 def test_without_root(tmp_path: Path) -> None:

@@ -157,3 +157,13 @@ def test_slow_hosts_are_named() -> None:
         "slow       h3: training waits 50% of the time until it has all sums;"
         " the Linux switch: training waits 25% of the time for its sums, 1,200 sums asked for again"
     ]
+
+
+def test_the_exchange_of_a_job_that_trains() -> None:
+    """`switch` alone says what the switch could do: a job may have another exchange."""
+    does = activity(exchange="stripes", lane="i16")
+    said = text(status(switch="ready", activity=does)).splitlines()
+    at = said.index("exchange   stripes, lanes i16")
+    assert said[at - 1] == "job        run" and "switch     ready" in said
+    handed_out = status(phase="handout", activity=activity(exchange="broadcast"))
+    assert "exchange " not in text(handed_out) and "exchange " not in text(status())

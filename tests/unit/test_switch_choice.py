@@ -88,6 +88,20 @@ def test_the_submitter_is_told_the_exchange_and_why() -> None:
     assert dict(begun.values) == {"exchange": "stripes", "exchange_reason": why}
 
 
+def test_the_submitter_is_told_that_a_switch_takes_over() -> None:
+    """Not only the log of the host that leads: the submitter was told that the hosts add."""
+    leader = Leader()
+    leader.installed()
+    assert leader.decided == [STRIPES]
+    assert not leader.host.found(PublishEvent), "that comes with the event that training begins"
+    leader.comes()
+    leader.installed()
+    leader.installed()
+    assert leader.decided[-1] is LINUX
+    told = [event.values["message"] for event in leader.host.found(PublishEvent)]
+    assert told == ["exchange linux-switch: the switch adds"]
+
+
 @pytest.mark.parametrize("asked", ["auto", "switch"])
 def test_without_one_the_hosts_add(asked: str) -> None:
     """At once; whoever has asked for a switch by name is warned."""

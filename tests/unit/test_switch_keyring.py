@@ -87,6 +87,31 @@ def test_what_is_not_the_switchs(what: str) -> None:
     assert not ring.admits(source, frame, OWN) and ring.refused.total() == 1
 
 
+@pytest.mark.parametrize("theirs", [SwitchKey.of(bytes(32)), None])
+def test_another_key_than_the_switchs_is_told(theirs: SwitchKey | None) -> None:
+    """As with a wrong file, or a switch that was started without one."""
+    ring, wrong = keys(), said(5)[:-1] + b"?"
+    if theirs is not None:
+        wrong = theirs.control.sign(wrong, wire.SWITCH)
+    for _ in range(2):
+        assert not ring.admits(wire.SWITCH, wrong, OWN)
+    assert not ring.find_doubt(4.0), "a cable may have spoilt them"
+    assert not ring.admits(wire.SWITCH, wrong, OWN)
+    told = ring.find_doubt(5.0)
+    assert "is not believed" in told and "--switch-key" in told and "xdp run --key" in told
+    assert ring.doubt == told and not ring.find_doubt(6.0)
+    assert ring.admits(wire.SWITCH, said(6), OWN)
+    assert not ring.doubt and not ring.find_doubt(70.0), "it has the right one now"
+
+
+def test_a_frame_that_is_spoilt_makes_no_doubt_of_the_switch() -> None:
+    ring = keys()
+    for number in range(5, 30, 2):
+        assert not ring.admits(wire.SWITCH, said(number)[:-1] + b"?", OWN)
+        assert ring.admits(wire.SWITCH, said(number + 1), OWN)
+    assert not ring.find_doubt(5.0) and not ring.doubt
+
+
 def test_grants_of_others_are_for_the_switch_alone() -> None:
     ring = keys()
     assert not ring.admits(OTHER, grant(), OWN) and not ring.refused
