@@ -36,7 +36,7 @@ class Choice:
     """A Linux switch if one is ready, or the plan's exchange without one.
 
     An exchange that has made no sums is given up for the rest of the job, a Linux switch until it was started again. If
-    a member leaves before the next exchange has made a sum, it may have been the reason: those that were given up since
+    a member leaves before another exchange has made a sum, it may have been the reason: those that were given up since
     the last sum are tried again, after a round.
 
     Args:
@@ -64,9 +64,11 @@ class Choice:
         self._failed_boot = 0  # of the switch, as it was given up here for making no sums
         self._boots = 0  # that were given up
         self._doubted: set[Exchange] = set()  # given up since the last sum
-        self._among: frozenset[int] = frozenset()  # the live members when the last phase was chosen
+        self._among: frozenset[int] = frozenset()  # the live members when the first of these was
         self._anew = found is not None and found.anew  # others are tried again after this round
+        self._pardons = self._anew  # that a switch was given up before this says nothing any more
         self._returns = 0  # how often some were
+        self._unsaid: Orders = []  # of that, with the next choice
         self._lonely = False  # the last phase has one worker, which has no partner
         self._instead: Exchange | None = (
             None  # of an exchange that has failed, as the user was told
@@ -82,19 +84,17 @@ class Choice:
             fragments: the size of its vectors.
             joined: members that train from now on.
         """
-        view, self.wait = self._node.view, None
-        self._among, self._anew = view.live, False
-        if not self._tries_switch:
-            return self.exchange.among(len(view.live))
-        if not self._node.switch.find_lack(fragments, self._plan.width):
-            return Exchange.LINUX_SWITCH
-        comes = self._node.switch.heard and len(view.live) > 1
-        if comes and view.number != self._waited_in:
+        view, switch, self.wait = self._node.view, self._node.switch, None
+        tries = self._tries_switch
+        ready = tries and not switch.find_lack(fragments, self._plan.width)
+        comes = tries and switch.heard and len(view.live) > 1
+        if comes and not ready and view.number != self._waited_in:
             self._waited_in = view.number
             self._waits += 1
             self.wait = Wait(self._waits, joined)
             return None
-        return self.exchange.among(len(view.live))
+        self._anew = False
+        return Exchange.LINUX_SWITCH if ready else self.exchange.among(len(view.live))
 
     def explain(self, exchange: Exchange, fragments: int) -> Orders:
         """The choice and its reason: logged once, and again if the exchange or the reason changes.
@@ -106,13 +106,14 @@ class Choice:
         self._shown = exchange
         self.chosen = {"exchange": exchange.name, "exchange_reason": why}
         text = f"exchange {exchange.name}: {why}"
+        told, self._unsaid = self._unsaid, []
         if text == self._said:
-            return []
+            return told
         self._said, known = text, exchange is self._instead
         if known:  # with the reason, as the one before failed
             self._instead = None
-            return []
-        return [PublishEvent("warning", {"message": text}) if warns else Log(text)]
+            return told
+        return [*told, PublishEvent("warning", {"message": text}) if warns else Log(text)]
 
     def _reason(self, exchange: Exchange, fragments: int) -> tuple[str, bool]:
         """Why it is this exchange, and whether the user has asked for another one."""
@@ -180,7 +181,11 @@ class Choice:
     def improves(self, phase: Phase, fragments: int) -> bool:
         """Whether another exchange could take over: one that is tried again, or a switch that has become ready, also
         one that was given up, once it has been started again. A program of all-reduces expects no new phase for that.
+
+        While a phase waits for a switch it does: no round is committed that may be open when the wait ends.
         """
+        if self.wait is not None:
+            return True
         if phase.exchange.central or not self._plan.feedback:
             return False
         if self._anew and phase.exchange is not self.exchange.among(len(self._node.view.live)):
@@ -204,6 +209,10 @@ class Choice:
         """The Linux switch was tried and is not used any more, whichever host leads the job."""
         return self._plan.tries_switch and Exchange.LINUX_SWITCH in self._failed
 
+    def keeps_failed(self, known: bool) -> bool:
+        """The same, also as decisions before have said so (`known`), unless what they gave up is tried again."""
+        return self.switch_failed or (known and not self._pardons)
+
     def has_failed(self, exchange: Exchange) -> bool:
         """Whether it has been given up."""
         return exchange in self._failed
@@ -223,28 +232,38 @@ class Choice:
         return bool(self._doubted)
 
     def note_sum(self) -> None:
-        """A training round was committed: those that were given up before stay so."""
+        """A training round was committed: those that were given up before stay so, unless a member has left before."""
+        self._unsaid += self._try_again("another exchange", "")
         self._doubted.clear()
 
     def reconsider(self, phase: Phase) -> Orders:
         """A view is in force. Try the exchanges again that may have failed because of a member that is gone."""
-        node = self._node
-        gone = self._among - node.view.live
-        unused = phase.kind is wire.PhaseKind.TRAIN and node.open_round == phase.first_round
-        if not (self._doubted and gone and unused) or self._returns == _MOST_BOOTS:
+        unused = phase.kind is wire.PhaseKind.TRAIN and self._node.open_round == phase.first_round
+        return self._try_again(phase.exchange.name, " after this round") if unused else []
+
+    def _try_again(self, sooner: str, when: str) -> Orders:
+        """Those that were given up since the last sum, if a member has left since the first of them was.
+
+        Args:
+            sooner: what has made no sum before it left; `when` they are tried: both for people.
+        """
+        view = self._node.view
+        gone = self._among - view.live
+        if not (self._doubted and gone) or self._returns == _MOST_BOOTS:
             return []
         again = ", ".join(sorted(exchange.name for exchange in self._doubted))
+        self._pardons |= Exchange.LINUX_SWITCH in self._doubted
         self._failed -= self._doubted
         self._doubted.clear()
         self._returns += 1
         self.exchange, self._instead, self._anew = self._allowed(self._plan.exchange), None, True
-        text = f"{node.view.names(gone)} left before {phase.exchange.name} has made a sum"
-        return [
-            PublishEvent("warning", {"message": f"{text}: tried again after this round: {again}"})
-        ]
+        text = f"{view.names(gone)} left before {sooner} has made a sum: tried again{when}: {again}"
+        return [PublishEvent("warning", {"message": text})]
 
     def give_up(self, exchange: Exchange) -> Orders:
         """The exchange makes no sums: replace it by one that has not been given up before."""
+        if not self._doubted:
+            self._among = self._node.view.live
         self._failed.add(exchange)
         self._doubted.add(exchange)
         if exchange is Exchange.LINUX_SWITCH:

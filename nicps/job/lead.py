@@ -194,7 +194,7 @@ class Lead:
             settings |= {"handout": part.job.digest, "model": part.program.digest}
         if phase.kind is wire.PhaseKind.TRAIN:
             assert part is not None
-            failed = part.switch_failed or self.course.choice.switch_failed
+            failed = self.course.choice.keeps_failed(part.switch_failed)
             if failed and phase.exchange is not Exchange.LINUX_SWITCH:
                 settings |= {"switch_failed": True}
             if self.course.choice.doubted:

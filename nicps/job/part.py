@@ -49,8 +49,9 @@ class Part:
     Attributes: `job`, what was handed out of it. `dialogue` with the training program. `steps` of training. `unit`, the
     next training round's, once one has counted; `unit_of`: the exchange of the phase in which it has. `exchange`, of
     the last training phase, None before the first; `switch_failed`: a Linux switch was given up before that;
-    `channels`, its plan of a step; `rest`: the committed round whose remainders such a switch adds next. `finishing`:
-    the end has been decided. `cancelled`: the user of this host has cancelled the job.
+    `channels`, its plan of a step; `left_in`: the first round of the last phase that a member has left before a round
+    of it was committed. `rest`: the committed round whose remainders such a switch adds next. `finishing`: the end has
+    been decided. `cancelled`: the user of this host has cancelled the job.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class Part:
         self.unit_of = Exchange.BROADCAST
         self.finishing = self.cancelled = self.switch_failed = False
         self.exchange: Exchange | None = None
+        self.left_in = 0
+        self._among: frozenset[int] = frozenset()  # the live members as that phase was decided on
         self.channels: tuple[ChannelPlan, ...] = ()
         self.rest = NO_REST
 
@@ -133,6 +136,7 @@ class Part:
         if phase.kind is wire.PhaseKind.TRAIN:
             self.exchange, self.rest, self.channels = phase.exchange, phase.rest, phase.channels
             self.served.phase = phase
+            self._among = self._node.view.live
             self.switch_failed = bool(phase.settings.get("switch_failed"))
         if phase.kind in (wire.PhaseKind.TRAIN, wire.PhaseKind.TEST):
             self.finishing = False
@@ -172,6 +176,8 @@ class Part:
         self._entry.phase, self._entry.waiting = phase, None
         if phase is not None and phase.kind is wire.PhaseKind.TRAIN:
             self.channels = phase.channels  # not those of a decision that has come to nothing
+            if self._among - self._node.view.live and self._node.open_round == phase.first_round:
+                self.left_in = phase.first_round
         if phase is None:
             memory = self.accumulators.memory
             shown = program.show_view(now, self._node, None, memory) if program is not None else []

@@ -235,13 +235,13 @@ class Roles:
         return [*orders, *self.begin_lead(now, plan, found).model_built(now, part)]
 
     def _tries_again(self) -> bool:
-        """Whether exchanges were given up and the lead left before the next one had made a sum, so that the lead may
-        have been the reason (`Choice.reconsider`).
+        """Whether exchanges were given up, and a member left before the next one had made a sum, perhaps the lead: it
+        may have been the reason (`Choice.reconsider`), and no phase has tried them again.
         """
-        phase = self._node.phase_in_force
-        if phase is None or not phase.settings.get("doubted"):
+        part, phase = self.part, self._node.phase_in_force
+        if part is None or phase is None or not phase.settings.get("doubted"):
             return False
-        return self._node.open_round == phase.first_round
+        return part.left_in == phase.first_round
 
     def _exchange_of(self, part: Part, anew: bool) -> Exchange:
         """The exchange with which a job goes on that this host takes over, without a Linux switch.

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from nicps.exchange import Exchange
+from nicps.job import LifeSettings
 from nicps.job.orders import CommitNext, Decide
+from nicps.job.roles import Roles
 from nicps.protocol import View
 from tests.leader import LINUX, STRIPES, Leader, adding
-from tests.parts import MEMBERS, ROUND, training
+from tests.parts import MEMBERS, ROUND, Host, training
 
 pytestmark = pytest.mark.unit
 
@@ -93,6 +95,63 @@ def test_without_the_switch_stripes_are_tried_again() -> None:
     assert leader.decided == [STRIPES]
 
 
+def test_while_a_switch_is_waited_for_no_round_is_committed() -> None:
+    """The phase that is decided on then begins with the round after the open one: who has committed that would have a
+    step more than the others. Not in the next view either.
+    """
+    leader = both_given_up()
+    loses_a_member(leader)
+    leader.comes("the switch is not ready for view 2")
+    judges(leader, ROUND)
+    for number in (3, 4):
+        leader.spot.view = View(number, MEMBERS, frozenset({1, 2}), 1)
+        leader.installed()
+    assert leader.course.choice.wait is not None and leader.decided == []
+    assert not leader.host.found(CommitNext)
+    leader.comes()
+    assert leader.decided == [LINUX]
+
+
+@pytest.mark.parametrize("handed_out", [False, True])
+def test_a_member_that_leaves_before_the_next_phase_is_in_force_counts_as_well(
+    handed_out: bool,
+) -> None:
+    """While that is being decided on, or while hosts are taken in before it. It is said as they are tried again."""
+    leader = adding()
+    for exchange in (LINUX, STRIPES):
+        leader.spot.phase_in_force = training(exchange=exchange, first_round=ROUND)
+        leader.course._purpose = "state" if handed_out else ""
+        leader.host.do(leader.course.exchange_fails(exchange))
+    leader.course._purpose = ""
+    loses_a_member(leader)
+    phase = leader.host.found(Decide)[-1].phase
+    assert phase.exchange is Exchange.BROADCAST
+    leader.spot.phase_in_force = replace(phase, first_round=ROUND)
+    leader.host.do(leader.course.decision_agreed(phase, {}))
+    leader.host.forget()
+    judges(leader, ROUND)
+    text = "h3 left before another exchange has made a sum: tried again: linux-switch, stripes"
+    assert leader.decided == [LINUX] and leader.told[-1] == text
+
+
+def test_a_lead_after_that_knows_that_the_switch_is_tried_again() -> None:
+    """Also where stripes come first, as the switch is not ready."""
+    leader = both_given_up()
+    part, phase = leader.host.part, leader.spot.phase_in_force
+    assert phase is not None and phase.settings["switch_failed"] is True
+    part.prepare(0.0, phase)
+    leader.comes("no switch is heard")
+    loses_a_member(leader)
+    judges(leader, ROUND)
+    leader.host.do(leader.course.go_on_without_switch())
+    phase = leader.lead.complete(leader.host.found(Decide)[-1].phase, part)
+    assert phase.exchange is STRIPES and "switch_failed" not in phase.settings
+    leader.spot.phase_in_force = replace(phase, first_round=ROUND)
+    leader.host.do(leader.course.exchange_fails(STRIPES))
+    phase = leader.lead.complete(leader.host.found(Decide)[-1].phase, part)
+    assert "switch_failed" not in phase.settings, "it has not failed again"
+
+
 def test_what_was_given_up_stays_so_after_a_sum() -> None:
     """The network may be at fault: a member that leaves later changes nothing."""
     leader = both_given_up()
@@ -151,6 +210,35 @@ def test_the_next_lead_tries_again_what_failed_because_of_the_one_before() -> No
     assert leader.decided == []
     judges(leader, ROUND)
     assert leader.decided == [STRIPES]
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("first", ["the member", "the lead", "nobody"])
+def test_the_next_lead_knows_who_has_left_before_the_first_sum(first: str, summed: bool) -> None:
+    """The lead itself, or a member, though the lead leaves only after that sum, and before it has decided."""
+    host = Host()
+    host.builds()
+    host.spot.open_round = ROUND
+    phase = training(exchange=Exchange.BROADCAST, first_round=ROUND)
+    phase = replace(phase, settings={**phase.settings, "switch_failed": True, "doubted": True})
+    host.trains(phase)
+    gone = {"the member": [{1, 2}], "the lead": [{1, 3}], "nobody": []}[first]
+    for number, live in enumerate(gone, 2):
+        host.spot.view = View(number, MEMBERS, frozenset(live), 1)
+        host.goes_on(phase, again=False)
+    if summed:
+        host.commits(phase)
+        host.spot.view = View(5, MEMBERS, frozenset({1} | (gone or [{3}])[-1] - {2}), 1)
+        host.goes_on(phase, again=False)
+    roles = Roles(LifeSettings("h1", "nicps", believes_switch=True), host.spot, host.tasks)  # type: ignore[arg-type]
+    roles.part, host.spot.leads = host.part, True
+    roles.follow_lead(0.0, leaving=False)
+    assert roles.lead is not None
+    choice = roles.lead.course.choice
+    again = first != "nobody"
+    assert choice.exchange is (STRIPES if again else Exchange.BROADCAST)
+    assert choice.has_failed(LINUX) is not again
+    assert choice.improves(phase, 600) is again
 
 
 def test_a_phase_that_goes_on_with_what_was_given_up_is_replaced() -> None:

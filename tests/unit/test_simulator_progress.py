@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
-from nicps.protocol import Action, Committed, Member, NoProgress, Timings, View
+from nicps.protocol import Action, Committed, Installed, Member, NoProgress, Timings, View
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.progress import IN_VAIN, Progress, Standstill, find_fault
 from nicps.protocol.signals import Lacking
@@ -205,6 +206,52 @@ def test_an_exchange_that_one_host_has_made_fail_is_used_again(
     done(lan)
     assert ever_out(lan) == {host + 1}
     assert used[-1] is exchange and used.count(exchange) > used.count(Exchange.BROADCAST), used
+
+
+def test_the_lead_that_waits_for_a_switch_decides_in_the_middle_of_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One host has made switch and stripes fail, and is gone. They are tried again after the round, but the switch is
+    not ready, and meanwhile the view changes. Were the next round committed then, the lead would decide after it has
+    marked that, and the token that tells it of the commit is lost.
+    """
+    monkeypatch.setattr("nicps.job.lead.SWITCH_S", 0.4)
+    lan = trains(exchange=Exchange.LINUX_SWITCH, rounds=40, timings=replace(TIMINGS, call_back_s=9))
+    lan.test_every = 1000
+    lead, bad, ready = lan.hosts[0], lan.hosts[3], int(wire.SwitchStep.READY)
+    take, used = lead.take_frame, list[Exchange]()
+
+    def begins(by: Host, action: Action) -> bool:
+        if not MOMENTS["training"](by, action):
+            return False
+        lan.starved.update({(3, k) for k in range(-1, 4)} | {(k, 3) for k in range(-1, 4)})
+        return True
+
+    def without_it(_: Host, action: Action) -> bool:
+        if not (isinstance(action, Installed) and len(action.view.live) == 3):
+            return False
+        lan.linux.lose[ready] = 1000
+        lan.at(lan.now, bad.kill)
+        return True
+
+    def summed(_: Host, action: Action) -> bool:
+        if not isinstance(action, Committed) or action.phase.kind is not wire.PhaseKind.TRAIN:
+            return False
+        used.append(action.exchange)
+        lan.at(lan.now + 0.1, lead.renew)
+        return True
+
+    def take_frame(source: bytes, data: bytes, key: bytes | None) -> None:
+        ring, leads = lead.node.ring, lead.machine.roles.lead
+        lost = data[1] == wire.FrameType.TOKEN and ring is not None and ring.complete
+        if not (lost and leads is not None and leads.deadline() < lead.clock() + 0.06):
+            take(source, data, key)
+
+    monkeypatch.setattr(lead, "take_frame", take_frame)
+    lan.trouble(TRAINING_S)
+    lan.moments += [begins, without_it, summed]
+    done(lan)
+    assert used == [Exchange.BROADCAST] and not lan.moments
 
 
 @pytest.mark.parametrize("pairs", [{(1, 2)}, {(3, k) for k in range(3)}])
