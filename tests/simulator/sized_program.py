@@ -288,8 +288,8 @@ class SizedProgram(ChannelProgram):
         """A sum is there: what follows is judged, and the sum is read."""
         host, channel, rng = self.host, commit.channel, self.lan.random
         if self.blank or self._watches:
-            read = host.clock(), commit.round, 0, channel
-            host.later(0.0, lambda: host.do(host.node.read(*read)))
+            read = commit.round, 0, channel
+            host.later(0.0, lambda: host.do(host.node.read(host.clock(), *read)))
             return
         flow = self.flows[channel]
         self._busy.add(channel)
