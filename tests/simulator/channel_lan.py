@@ -202,9 +202,13 @@ class ChannelFaults:
         self.lan.moments.append(come)
 
 
-def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
-    """The LAN of a seed, with its faults laid out, and the job begun."""
-    return laid_out(seed, hosts, random.Random(f"channels {seed}"), ChannelLan)
+def lan_of(seed: int, hosts: int | None = None, faults: int | None = None) -> ChannelLan:
+    """The LAN of a seed, with its faults laid out, and the job begun.
+
+    Args:
+        faults: how many, at most; default: as many as the seed has.
+    """
+    return laid_out(seed, hosts, random.Random(f"channels {seed}"), ChannelLan, faults)
 
 
 def laid_out(
