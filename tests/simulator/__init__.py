@@ -12,6 +12,8 @@ servers.py  parameter servers: what the XDP program does; served_places.py, what
             served_checks.py and served_schedules.py
 channel_lan.py  phases with channels, without the life of a job: channel_host.py, channel_program.py,
             channel_checks.py; channel_kernel.py, a kernel with areas, and channel_wire.py, the LAN, are shared with
+sized_lan.py  groups with channels, whose rounds have sizes of their own: sized_calls.py, what is called,
+            sized_program.py and sized_checks.py
 planned_lan.py  the life of a job whose steps have a plan: planned_host.py, planned_program.py, planned_checks.py
 faults.py   schedules of faults, from a seed
 __main__.py python -m tests.simulator --seed 17 --trace: one schedule again, readable

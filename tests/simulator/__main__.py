@@ -9,6 +9,7 @@ python -m tests.simulator --seeds 500 --exchange all   each seed has one of all 
 python -m tests.simulator --seeds 500 --steps     of jobs whose steps take several rounds
 python -m tests.simulator --seeds 500 --channels  of phases with channels (docs/channels.md)
 python -m tests.simulator --seeds 500 --channels --steps   of jobs whose steps have a plan, on several channels
+python -m tests.simulator --seeds 500 --sized     of groups with channels, whose rounds have sizes of their own
 python -m tests.simulator --seeds 1000 --digest   a hash for each seed, and one over all: a refactoring changes none
 """
 
@@ -25,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from nicps.exchange import Exchange
-from tests.simulator import channel_lan, planned_lan, schedules
+from tests.simulator import channel_lan, planned_lan, schedules, sized_lan
 from tests.simulator.digest import digest_of_all
 from tests.simulator.lan import Lan
 
@@ -40,9 +41,12 @@ class Job(NamedTuple):
     series: Exchange | None = None
     steps: bool = False
     channels: bool = False
+    sized: bool = False
 
     def lan(self) -> Lan:
         """With its faults laid out."""
+        if self.sized:
+            return sized_lan.lan_of(self.seed, self.hosts)
         if self.channels and self.steps:
             return planned_lan.lan_of(self.seed, self.hosts)
         if self.channels:
@@ -71,6 +75,7 @@ def jobs_of(options: argparse.Namespace, seeds: Sequence[int]) -> list[Job]:
             schedules.exchange_of(seed) if every else options.exchange,
             options.steps,
             options.channels,
+            options.sized,
         )
         for seed in seeds
     ]
@@ -142,6 +147,11 @@ def main() -> int:
         action="store_true",
         help="of phases with several channels; with --steps of jobs whose steps have a plan",
     )
+    parser.add_argument(
+        "--sized",
+        action="store_true",
+        help="of groups with several channels, whose rounds have sizes of their own",
+    )
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", type=int, default=0, metavar="LINES", help="of that one")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -149,8 +159,10 @@ def main() -> int:
         "--digest", action="store_true", help="a hash of all frames and commits, by seed"
     )
     options = parser.parse_args()
-    if options.exchange == ALL and (options.steps or options.channels):
-        parser.error("--exchange all is not possible with --steps or --channels")
+    if options.exchange == ALL and (options.steps or options.channels or options.sized):
+        parser.error("--exchange all is not possible with --steps, --channels or --sized")
+    if options.sized and (options.steps or options.channels):
+        parser.error("--sized is possible by itself only")
     if options.seed is not None:
         return again(*jobs_of(options, [options.seed]), options.trace)
     jobs = jobs_of(options, range(options.first, options.first + options.seeds))

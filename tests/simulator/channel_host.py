@@ -65,9 +65,13 @@ class ChannelHost(BaseHost):
         self.node = self.machine.node
         self.outbox = Outbox(self)
         self.process = self.memory = None
-        self.program = ChannelProgram(self)
+        self.program = self.make_program()
         self._blocks = 0
         self._timer: float | None = None
+
+    def make_program(self) -> ChannelProgram:
+        """The training program, and what the agent does for it; nothing of one before is known."""
+        return ChannelProgram(self)
 
     @property
     def part(self) -> Any:
@@ -140,7 +144,7 @@ class ChannelHost(BaseHost):
                 program.joiners[action.joiner.mac] = action.joiner
             case protocol.Evicted(reason=reason):
                 self.note(f"EVICTED {reason}")
-                self.program = ChannelProgram(self)
+                self.program = self.make_program()
             case protocol.Differs() | protocol.Failed():
                 lan.checks.fail(f"{self.node.name}: {action}")
             case protocol.NoProgress():
@@ -151,9 +155,11 @@ class ChannelHost(BaseHost):
         lan, channel = self.lan, action.channel
         stripes = self.at(channel).kernel.stripes
         phase = self.program.phase_of(action)
-        total = phase.fragments_in(action.round, channel) if phase is not None else 0
         free = max(lan.now, lan.free_at.get((self.index, channel), 0.0))
         if phase is not None:
-            free = stripes.send(action, total, phase.width, free)
+            striped = action.striped
+            assert striped is not None
+            total = striped.fragments or phase.fragments_in(action.round, channel)
+            free = stripes.send(action, total, striped.width or phase.width, free)
         lan.free_at[self.index, channel] = free
         self.later(free - lan.now, lambda: self.do(self.node.sent(self.clock(), action)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from nicps import wire
 from nicps.exchange import Exchange
@@ -54,7 +55,7 @@ def _announces(flag: int) -> Moment:
     return moment
 
 
-_MOMENTS: dict[str, Moment] = {
+MOMENTS: dict[str, Moment] = {
     "between two commits": between_commits,
     "commit": lambda host, action: isinstance(action, Committed),
     "offer": _announces(wire.Flag.OFFERED),
@@ -66,11 +67,24 @@ _MOMENTS: dict[str, Moment] = {
 
 
 class ChannelLan(ChannelWire):
-    """Attributes: `free_at`, when a channel's way out of a host is free."""
+    """Attributes: `free_at`, when a channel's way out of a host is free.
+
+    `moments_of_faults`, by name; `nths`, at the how manieth of these; `most_faults`.
+    """
 
     checks: ChannelChecks
+    moments_of_faults: Mapping[str, Moment] = MOMENTS
+    nths = 1, 2, 3, 10, 40
+    most_faults = 5
 
-    def __init__(self, seed: int, rng: random.Random, hosts: int, conditions: Conditions) -> None:
+    def __init__(
+        self,
+        seed: int,
+        rng: random.Random,
+        hosts: int,
+        conditions: Conditions,
+        timings: Timings | None = None,
+    ) -> None:
         super().__init__(
             hosts,
             conditions,
@@ -86,13 +100,18 @@ class ChannelLan(ChannelWire):
             rounds=rng.randint(3, 10),
             compute_s=rng.choice((0.002, 0.01, 0.05)),
             drift=rng.choice((0.0, 1e-3, 0.05)),
-            timings=Timings(),
+            timings=timings or Timings(),
         )
         self.draw_delays(rng)
         self.free_at: dict[tuple[int, int], float] = {}
         self.checks = ChannelChecks(self)
         if self.plan.quorum < 1 and rng.random() < 0.5:
             rng.choice(self.hosts).slowness = rng.choice((3.0, 10.0))
+
+    @property
+    def lasts_s(self) -> float:
+        """About how long all of it takes."""
+        return 0.2 + self.rounds * (self.compute_s * 1.5 + 0.03)
 
     def _host(self, index: int, rate: float) -> ChannelHost:
         return ChannelHost(self, index, rate)  # type: ignore[arg-type]
@@ -167,7 +186,7 @@ class ChannelFaults:
 
         def come(host: Host, action: Action) -> bool:
             nonlocal seen
-            if not _MOMENTS[name](host, action):
+            if not self.lan.moments_of_faults[name](host, action):
                 return False
             seen += 1
             if seen < nth:
@@ -183,23 +202,36 @@ class ChannelFaults:
         self.lan.moments.append(come)
 
 
-def lan_of(seed: int, hosts: int | None = None) -> ChannelLan:
-    """The LAN of a seed, with its faults laid out, and the job begun."""
-    rng = random.Random(f"channels {seed}")
+def lan_of(seed: int, hosts: int | None = None, faults: int | None = None) -> ChannelLan:
+    """The LAN of a seed, with its faults laid out, and the job begun.
+
+    Args:
+        faults: how many, at most; default: as many as the seed has.
+    """
+    return laid_out(seed, hosts, random.Random(f"channels {seed}"), ChannelLan, faults)
+
+
+def laid_out(
+    seed: int,
+    hosts: int | None,
+    rng: random.Random,
+    kind: type[ChannelLan],
+    most: int | None = None,
+) -> ChannelLan:
+    """A LAN of that kind, with the faults that `rng` draws, at most so many, and what it does begun."""
     hosts = hosts or rng.randint(3, 7)
     conditions = conditions_of(rng, 0.6)
-    lan = ChannelLan(seed, rng, hosts, conditions)
+    lan = kind(seed, rng, hosts, conditions)
     faults = ChannelFaults(lan, rng)
-    lasts = 0.2 + lan.rounds * (lan.compute_s * 1.5 + 0.03)
-    for _ in range(rng.randint(0, 5)):
+    for _ in range(rng.randint(0, lan.most_faults if most is None else most)):
         if rng.random() < 0.4:
-            start = _FORMED_S + rng.random() * lasts
+            start = _FORMED_S + rng.random() * lan.lasts_s
             host = rng.choice(lan.hosts)
             assert isinstance(host, ChannelHost)
             faults.at_time(start, rng.choice(_AT_A_TIME), host)
         else:
-            nth = rng.choice((1, 2, 3, 10, 40))
-            faults.at_moment(rng.choice(list(_MOMENTS)), nth, rng.choice(_AT_A_MOMENT))
+            nth = rng.choice(lan.nths)
+            faults.at_moment(rng.choice(list(lan.moments_of_faults)), nth, rng.choice(_AT_A_MOMENT))
     for host in lan.hosts[1:]:
         host.node.join(host.clock())
         host.arm()

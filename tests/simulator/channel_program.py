@@ -122,7 +122,7 @@ class ChannelProgram:
             host.later(1e-3, lambda: self._enter(phase, view))
             return
         if (self.blank or self._watches) and not leads:
-            self.weights, self.trained = there.weights, there.trained
+            self._adopt(there)
         self.blank = self._away = False
         self._preparing, self.phase, self._base = None, phase, self.trained
         self._watches = not self._part
@@ -131,6 +131,10 @@ class ChannelProgram:
         self._begin()
         host.do(host.node.prepared(host.clock(), phase.number))
         self._compute()
+
+    def _adopt(self, there: ChannelProgram) -> None:
+        """The state of another program, which has been trained."""
+        self.weights, self.trained = there.weights, there.trained
 
     def _renew(self, phase: Phase, *, new: bool) -> None:
         """Areas of the phase, or only places of the view."""
@@ -165,7 +169,7 @@ class ChannelProgram:
         others = [h.program for h in self.lan.hosts if not h.dead and h.node.view.seed == seed]
         ahead = max(others, key=lambda other: other.trained * (not other.blank))
         if ahead.trained > self.trained and not ahead.blank:
-            self.weights, self.trained = ahead.weights, ahead.trained
+            self._adopt(ahead)
         self.decide()
         host.later(5e-3, self._watch_over)
 

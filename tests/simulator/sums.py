@@ -73,7 +73,7 @@ class SumChecks:
         made = self.made.get(key)
         if made is None or checks.lan.timings.alone:
             offers = [self._offers[round_, k] for k in listed]
-            width, members = commit.phase.width, max(host.node.view.live)
+            width, members = _width_of(commit), max(host.node.view.live)
             whose = [one for one, _ in offers], [most for _, most in offers]
             made = reference(*whose, width, self._before(key, commit), members)
             self.made[key], self.used[key] = made, set()
@@ -194,6 +194,13 @@ class SumChecks:
         made = self.made[key]
         added = made.added[index] if made.sums[index].finite else 0
         return made.rests[index] - added << made.unit - LEAST
+
+
+def _width_of(commit: Committed) -> int:
+    """Bits of its lanes."""
+    if not commit.phase.sized:
+        return commit.phase.width
+    return wire.width_of(next(iter(commit.counted.values())))
 
 
 def _own_stripe(program: Program, commit: says.Committed) -> tuple[int, int]:
