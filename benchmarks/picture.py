@@ -14,15 +14,15 @@ import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import orjson
-from matplotlib import pyplot
-from matplotlib.figure import Figure
 
 from nicps.errors import EnvironmentProblem, NicpsError, UsageProblem
 from nicps.rates import format_rate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STYLES = {
     "broadcast": ":",
@@ -117,6 +117,9 @@ def draw(rows: Sequence[Row], out: Path) -> None:
     """
     if len({is_step(row) for row in rows}) > 1:
         raise UsageProblem("all-reduces and steps do not go into one picture")
+    # Its import takes a second of processor time, also in tests that draw nothing.
+    import matplotlib
+
     matplotlib.use("agg")
     matplotlib.rcParams.update({"svg.hashsalt": "nicps", "svg.fonttype": "none", "font.size": 9})
     figure = (_draw_steps if is_step(rows[0]) else _draw_sizes)(rows)
@@ -131,6 +134,8 @@ def draw(rows: Sequence[Row], out: Path) -> None:
 
 
 def _draw_sizes(rows: Sequence[Row]) -> Figure:
+    from matplotlib import pyplot
+
     panels = sorted({panel_of(row) for row in rows})
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False, sharey=True
@@ -152,6 +157,8 @@ def _draw_sizes(rows: Sequence[Row]) -> Figure:
 
 
 def _draw_steps(rows: Sequence[Row]) -> Figure:
+    from matplotlib import pyplot
+
     figure, axis = pyplot.subplots(figsize=(6.2, 4.2))
     for way, (name, color, style) in _WAYS.items():
         points = {row["rate_bps"]: row["seconds_median"] for row in rows if row["way"] == way}

@@ -73,6 +73,9 @@ def test_a_scripts_own_defaults_are_not_those_of_factors() -> None:
     assert {(m.error.dtype, m.error.device.type) for m in matrices} == {(torch.float32, "cpu")}
 
 
+@pytest.mark.short(
+    *("torch-1", "torch-2", "torch-3", "torch-4"), *("compiled-1", "compiled-2", "compiled-4")
+)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_it_is_powersgd(rank: int, make: Make) -> None:
     """Ten steps against algorithm 2 of the paper in float64, with the same first Q."""

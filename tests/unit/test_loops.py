@@ -263,24 +263,32 @@ def test_with_a_numba_that_does_not_work_numpy_converts(tmp_path: Path) -> None:
     assert run(asks_for(LEAST_NUMBERS), env=os.environ | path) == ["NoneType", "False"]
 
 
+def kept_code(folder: Path, **env: str) -> bytes:
+    """What a process of its own has compiled, and kept in that folder."""
+    found = run(asks_for(LEAST_NUMBERS), env=elsewhere(folder) | env)
+    assert found[-2:] == ["Loops", "False"]
+    (path,) = folder.rglob("loops16.bin")
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def silently_made(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The code, where nothing is printed."""
+    return kept_code(tmp_path_factory.mktemp("without"))
+
+
 @pytest.mark.parametrize(
     ("site", "settings_"),
     [("print('hello')", {}), ("", {"NUMBA_DUMP_BYTECODE": "1"})],
     ids=["a site that prints", "numba's own output"],
 )
 def test_what_is_printed_is_no_machine_code(
-    tmp_path: Path, site: str, settings_: dict[str, str]
+    tmp_path: Path, silently_made: bytes, site: str, settings_: dict[str, str]
 ) -> None:
     """What is kept is the same, byte for byte."""
     (tmp_path / "sitecustomize.py").write_text(site)
     prints = {"PYTHONPATH": str(tmp_path)} | settings_
-    kept = []
-    for folder, env in (("without", {}), ("with", prints)):
-        found = run(asks_for(LEAST_NUMBERS), env=elsewhere(tmp_path / folder) | env)
-        assert found[-2:] == ["Loops", "False"]
-        (path,) = (tmp_path / folder).rglob("loops16.bin")
-        kept.append(path.read_bytes())
-    assert kept[0] == kept[1]
+    assert kept_code(tmp_path / "with", **prints) == silently_made
 
 
 def test_code_of_a_child_that_failed_is_not_kept(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ JOBS = 4
 KINDS = (*schedules.AT_A_TIME, *schedules.PARTINGS)
 
 
+@pytest.mark.short("3-gone0", "4-gone1", "4-gone2", "3-gone3", "4-gone4")
 @pytest.mark.parametrize("gone", [(0,), (1,), (2,), (0, 1), (1, 2)])
 @pytest.mark.parametrize("hosts", [3, 4])
 def test_with_fewer_hosts(hosts: int, gone: tuple[int, ...]) -> None:
@@ -82,7 +83,7 @@ def test_a_part_of_the_last_job_has_nothing_to_do_with_the_next(dies: bool) -> N
     assert "nobody is left who has the whole job" in lan.ended
 
 
-@pytest.mark.short("0", "2", "4", "6", "8", "10")
+@pytest.mark.short("0", "4", "8")
 @pytest.mark.parametrize("seed", range(12))
 def test_with_faults(seed: int) -> None:
     one_after_the_other(seed)

@@ -95,6 +95,7 @@ def returning(saving_s: float, compute_s: float) -> Lan:
     return lan
 
 
+@pytest.mark.short("kill-0.01", "renew-0.05")
 @pytest.mark.parametrize("saving_s", [0.01, 0.05])
 @pytest.mark.parametrize("fault", ["kill", "renew"])
 def test_a_round_that_programs_have_left_is_run_again(fault: str, saving_s: float) -> None:

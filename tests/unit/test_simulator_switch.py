@@ -62,7 +62,15 @@ def job(loss: float = 0.02, slots: int = 2 * QUANTUM, quorum: float = 1.0, **mor
     return lan
 
 
-@pytest.mark.parametrize("slots", [4 * QUANTUM, 2 * QUANTUM, 2 * QUANTUM - 1, 1])
+@pytest.mark.parametrize(
+    "slots",
+    [
+        pytest.param(4 * QUANTUM, marks=pytest.mark.long),
+        pytest.param(2 * QUANTUM, marks=pytest.mark.long),
+        2 * QUANTUM - 1,
+        1,
+    ],
+)
 def test_a_switch_of_any_room_adds_all(slots: int) -> None:
     lan = job(slots=slots)
     rounds = added(lan)

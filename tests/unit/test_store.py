@@ -331,7 +331,9 @@ def test_a_line_that_nobody_can_mean() -> None:
         assert replica.due(0.0) == [] and replica.due_at(0.0) is None
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(40, 120))]
+)
 def test_drawn_calls_while_hosts_die_and_come(seed: int) -> None:
     """Every answer fits one order of all calls, which is that of the clock where calls did not overlap.
 
