@@ -264,8 +264,8 @@ class Status(Message):
         str,
         Field(
             TEXT,
-            "what the user should look into though the host works: frames with a tag of another key; empty where"
-            " all is well",
+            "what the user should look into though the host works: frames with a tag of another key, of hosts or of"
+            " a switch that adds; empty where all is well",
         ),
     ]
     switch: Annotated[
