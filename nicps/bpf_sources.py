@@ -47,9 +47,16 @@ def flatten(source: Path) -> str:
     Raises:
         EnvironmentProblem: a header is not there.
     """
+    return _flatten(source, {})
+
+
+def _flatten(source: Path, done: dict[Path, str]) -> str:
+    """`done`: what each file has become. Many are included by many others."""
+    if source in done:
+        return done[source]
     lines = [f'#line 1 "{source.name}"']
     for number, line in enumerate(source.read_text().splitlines(), 1):
-        include = _INCLUDE.match(line)
+        include = _INCLUDE.match(line) if "include" in line else None
         if include is None:
             lines.append(line)
             continue
@@ -58,5 +65,6 @@ def flatten(source: Path) -> str:
             raise EnvironmentProblem(
                 f"{source}:{number}: {include[1]} is not there: install nicps again"
             )
-        lines += [flatten(found[0]), f'#line {number + 1} "{source.name}"']
-    return "\n".join(lines) + "\n"
+        lines += [_flatten(found[0], done), f'#line {number + 1} "{source.name}"']
+    done[source] = "\n".join(lines) + "\n"
+    return done[source]

@@ -11,6 +11,7 @@ A network is made once and serves many tests; before each of them its agents mus
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -88,6 +89,12 @@ def tiny_job(folder: Path, more: str = "", name: str = "tiny", hooks: str = "") 
     (job / "job.py").write_text(TINY + more)
     (job / "hooks.py").write_text(hooks)
     return job
+
+
+@functools.cache
+def _user() -> str:
+    """Who trains in labs: a process of that user looks whether it can."""
+    return choose_user(RunSettings(DIGITS, LabSettings(fresh_name(), 1)))
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ class Network:
         self.lab = Lab(self.lab_settings())
         if self.lab.settings.adds:
             self.box = Box(self.lab)
-        self.user = choose_user(RunSettings(DIGITS, self.lab.settings))
+        self.user = _user()
         self._runs = 0
 
     @property

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from nicps.auth import write_key
 from nicps.lab import LabSettings
 from nicps.lab.processes import Running
-from tests.netns.labs import ROOT, nicps
+from tests.netns.labs import ROOT
 from tests.netns.members import LIGHT, Network
 
 SUMMING = ROOT / "tests" / "netns" / "summing_trainer.py"
@@ -36,10 +37,10 @@ class Stage(Network):
         super().__post_init__()
         self.key = self.folder / "key"
         if self.keyed:
-            assert nicps("key", "new", str(self.key)).returncode == 0
+            write_key(self.key)
             if self.box is not None:
                 self.box.key = self.folder / "switch.key"
-                assert nicps("key", "new", str(self.box.key)).returncode == 0
+                write_key(self.box.key)
         self.clear()
 
     def lab_settings(self) -> LabSettings:

@@ -105,13 +105,14 @@ def scripts(two: Network) -> Iterator[Scripts]:
     made.close()
 
 
-def test_twenty_networks_of_random_shape(scripts: Scripts) -> None:
+@pytest.mark.parametrize("networks", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_networks_of_random_shape(scripts: Scripts, networks: int) -> None:
     """In one group, one after the other, each in a queue and on channels."""
-    first, second = finished(scripts.start("h1", "h2", what="networks", networks=20))
+    first, second = finished(scripts.start("h1", "h2", what="networks", networks=networks))
     assert [line["digests"] for line in first] == [line["digests"] for line in second]
     for lines in (first, second):
         assert [(line["seed"], line["scope"]) for line in lines] == [
-            (seed, scope) for seed in range(20) for scope in ("queue", "channels")
+            (seed, scope) for seed in range(networks) for scope in ("queue", "channels")
         ]
         for queue, channels in zip(lines[::2], lines[1::2], strict=True):
             assert queue["digests"] == channels["digests"], queue["seed"]

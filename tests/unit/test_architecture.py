@@ -42,9 +42,16 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.ClassDef, ...]:
+    """Imports and classes, wherever they are in the file."""
+    kinds = ast.Import, ast.ImportFrom, ast.ClassDef
+    return tuple(node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+
+
 def imports_of(path: Path) -> Iterator[Import]:
     """All imports of a file: at its top, inside functions, and for the type checker only."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -251,8 +258,7 @@ def module_of(path: Path) -> str:
 @cache
 def classes_in(path: Path) -> dict[str, ast.ClassDef]:
     """The classes that a file defines, by their names."""
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    return {node.name: node for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
 
 
 def large_classes(place: str) -> list[str]:

@@ -101,6 +101,19 @@ def test_flatten(tmp_path: Path) -> None:
         bpf_sources.flatten(source)
 
 
+def test_a_header_of_several_files_is_put_in_place_in_each(tmp_path: Path) -> None:
+    """Whether it counts once is said by its guard."""
+    (tmp_path / "inner.h").write_text("int inner;\n")
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.h").write_text(f'#include "inner.h"\nint {name};\n')
+    source = tmp_path / "main.c"
+    source.write_text('#include "one.h"\n#include "inner.h"\n#include "other.h"\n')
+    lines = bpf_sources.flatten(source).splitlines()
+    assert [line for line in lines if line and not line.startswith("#line")] == [
+        *("int inner;", "int one;", "int inner;", "int inner;", "int other;")
+    ]
+
+
 def test_no_such_source() -> None:
     with pytest.raises(EnvironmentProblem, match=r"no_such\.c is not there"):
         bpf_sources.path("no_such.c")
