@@ -56,6 +56,7 @@ class Link:
         self.live = frozenset(self.names)
         self.room = int(welcome.settings["room"])
         self.plan: tuple[ChannelPlan, ...] = (ChannelPlan(0, (self.room,)),)
+        self._agreed: tuple[ChannelPlan, ...] = ()  # the last plan that `await_plan` has seen
         self._rounds: MemberRounds | None = None
         self._open = [0]  # the round of each channel that this program is to offer next
         self._view = 0  # the one in force
@@ -130,7 +131,8 @@ class Link:
 
     def of(self, channel: int) -> LinkChannel:
         """The rounds of that channel."""
-        return LinkChannel(self, channel, self.number, self.plan[channel].rounds[0])
+        plan = self._agreed or self.plan
+        return LinkChannel(self, channel, self.number, plan[channel].rounds[0])
 
     def exchange(self, vector: Vector, call: int, deadline: float, channel: int) -> Round:
         """Exchange a vector that fits a round: its sums are with it, if all have called the same.
@@ -148,6 +150,10 @@ class Link:
             self._mail.poll()
             while commit is None:
                 self._take_turn(channel, deadline)
+                if self._agreed and self.plan != self._agreed:
+                    # The change has come to nothing, as the lead was lost: the next one decides on it again.
+                    self._mail.take_commit(channel, 0, deadline)
+                    continue
                 round_ = self._open[channel]
                 self._offer(channel, round_, vector, call)
                 commit = self._mail.take_commit(channel, round_, deadline)
@@ -182,7 +188,8 @@ class Link:
         began = time.monotonic()
         with self._in_exchange(channel):
             view, live = self._look(channel, deadline)
-            if not live <= among or max(live) > DIRECT_MEMBERS:
+            changed = self._agreed and self.plan != self._agreed
+            if changed or not live <= among or max(live) > DIRECT_MEMBERS:
                 return None
             direct = DirectCall(view, self._open[channel], directly.since, call, live)
             found = directly.calls.gather(direct, data, lambda: self._look(channel, deadline))
@@ -232,6 +239,7 @@ class Link:
         with self._in_exchange(0):
             while self.plan != plan:
                 self._await(deadline, shared_form.Phase)
+            self._agreed = plan
 
     @contextlib.contextmanager
     def _in_exchange(self, channel: int) -> Iterator[None]:

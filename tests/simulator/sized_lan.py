@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import random
 
+from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
-from nicps.protocol import Action, Committed, Timings
+from nicps.protocol import Action, Committed, Send, Timings
 from tests.simulator import channel_lan
 from tests.simulator.channel_lan import ChannelLan
 from tests.simulator.faults import Moment
@@ -27,6 +28,13 @@ def beside_another(host: Host, action: Action) -> bool:
     )
 
 
+def is_replanned(host: Host, action: Action) -> bool:
+    """A member is prepared for another plan: if the decision comes to nothing, it goes back to the phase in force."""
+    if not isinstance(action, Send) or not isinstance(action.frame.body, wire.Ack):
+        return False
+    return bool(action.frame.body.prepared) and host.node.rings.current is not None
+
+
 MOMENTS: dict[str, Moment] = {
     **{
         name: moment
@@ -34,6 +42,7 @@ MOMENTS: dict[str, Moment] = {
         if name != "between two commits"
     },
     "beside another": beside_another,
+    "replanned": is_replanned,
 }
 
 
@@ -45,7 +54,7 @@ class SizedLan(ChannelLan):
 
     checks: SizedChecks
     moments_of_faults = MOMENTS
-    nths = 1, 3, 20, 100, 300
+    nths = 1, 3, 8, 20, 100, 300
     most_faults = 6
 
     def __init__(self, seed: int, rng: random.Random, hosts: int, conditions: Conditions) -> None:

@@ -116,6 +116,7 @@ class SizedProgram(ChannelProgram):
         self.joiners = {}
         if phase is None:
             self._away = True
+            self._learn()
             return
         if action.again:
             self._away = True
@@ -126,6 +127,14 @@ class SizedProgram(ChannelProgram):
         host.later(1e-5, lambda: host.do(host.node.advance(host.clock())))
         self._go_on()
         self._watch_over()
+
+    def _learn(self) -> None:
+        """A program that took no part may be that of the lead, whose state others take: it is told how far they are."""
+        seed = self.host.node.view.seed
+        there = [h.program for h in self.host.lan.hosts if not h.dead and h.node.view.seed == seed]  # type: ignore[attr-defined]
+        whole = [each for each in there if not each.blank and not each._watches]
+        if self._watches and whole:
+            self._adopt(max(whole, key=lambda each: sum(flow.count for flow in each.flows)))
 
     def _come_back(self, phase: Phase, view: int) -> None:
         """To a phase that this program had left."""
@@ -207,7 +216,9 @@ class SizedProgram(ChannelProgram):
         flow = self.flows[channel]
         if self.trained >= self.lan.rounds or flow.busy:
             return None
-        section = self.section
+        section, phase = self.section, self.phase
+        if phase is None or phase.channels != section.plan:
+            return None  # the change of the plan has come to nothing: the next lead decides on it again
         calls = section.calls[channel] if channel < len(section.calls) else ()
         if flow.explains:
             return _EXPLAINS

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -304,4 +305,30 @@ def test_a_plan_is_waited_for(agent: Channelled) -> None:
     )
     link.await_plan(plan, time.monotonic() + _LIMIT_S)
     assert link.plan == plan and link.of(0).room == 1
+    link.close("the test is over")
+
+
+@pytest.mark.parametrize("called", ["before", "after"])
+def test_a_call_of_a_plan_that_comes_to_nothing_waits_for_it(
+    agent: Channelled, called: str
+) -> None:
+    """The lead is lost before all have the plan: members go back to the phase before, and the next lead repeats it."""
+    link = agent.link()
+    agent.of(says.Prepared, 1)
+    plan = tuple(ChannelPlan(channel, (2,)) for channel in range(3))
+    later = agent.phase(2, (5, 5, 5), 6)  # type: ignore[arg-type]
+    agent.post(later, agent._records)
+    link.await_plan(plan, time.monotonic() + _LIMIT_S)
+    if called == "before":
+        future = exchange(link, 2)
+        agent.of(says.Offer, 1)
+    agent.post(agent.phase(3, (1, 1), 4), agent._records)
+    if called == "after":
+        future = exchange(link, 2)
+    agent.of(says.Prepared, 3)
+    assert not future.done()
+    agent.post(replace(later, number=4, first_round=5), agent._records)
+    agent.of(says.Prepared, 4)
+    agent.post(commit(agent.of(says.Offer, 1 + (called == "before"))[-1]))
+    assert future.result(_LIMIT_S).number == 5
     link.close("the test is over")

@@ -78,7 +78,7 @@ def test_it_counts_the_seeds_of_each_exchange(
     assert again in lines
 
 
-@pytest.mark.parametrize("other", ["--steps", "--channels"])
+@pytest.mark.parametrize("other", ["--steps", "--channels", "--sized"])
 def test_jobs_of_steps_or_channels_have_an_exchange_of_their_own(
     other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
