@@ -188,8 +188,8 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TMPDIR", str(places))
     descriptors = len(os.listdir("/proc/self/fd"))
     loader.load("nicps.c", {"nicps_xdp": "xdp"}).close()
-    with pytest.raises(BpfLoadError):
-        loader.load("nicps.c", {"no_such": "xdp"})
+    with pytest.raises(BpfLoadError, match="no_such"):
+        loader.load(write(tmp_path, GOOD), {"no_such": "xdp"}, {"VERDICT": bpf.XDP_DROP})
     assert list(places.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
