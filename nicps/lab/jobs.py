@@ -246,14 +246,17 @@ def _barrier(paths: list[str]) -> str | None:
     return f"cannot {said}"
 
 
-def submission(settings: RunSettings, result: Path) -> list[str]:
-    """The command that submits the job, waits, and prints its result as the last line; a script's result goes to a
-    file.
+def submission(settings: RunSettings, result: Path | None = None) -> list[str]:
+    """The command that submits the job, waits, and prints its result as the last line.
+
+    Args:
+        result: the file that the result of a script goes to.
     """
     data = ["--data", str(settings.data.resolve())] if settings.data is not None else []
     if settings.script is not None:
         script = str(settings.script.resolve())
-        return nicps_command("run", "--result", str(result), *data, script, *settings.arguments)
+        kept = ["--result", str(result)] if result is not None else []
+        return nicps_command("run", *kept, *data, script, *settings.arguments)
     command = nicps_command("submit", str(settings.job.resolve()), "--wait", "--json", *data)
     for key, value in settings.settings.items():
         command += ["--set", f"{key}={json.dumps(value)}"]

@@ -28,7 +28,7 @@ from nicps.lab import (
     state,
     the_only,
 )
-from nicps.lab.jobs import RunSettings
+from nicps.lab.jobs import RunSettings, submission
 from nicps.lab.processes import Running, program
 from nicps.lab.state import LabState, ProcessRecord
 from nicps.rates import format_rate, parse_line_rate, parse_rate
@@ -238,6 +238,15 @@ def test_a_run_with_an_mtu_that_agents_refuse_makes_no_lab() -> None:
     with pytest.raises(UsageProblem, match=f"an MTU of {least} at least, not {least - 1}"):
         RunSettings(Path("job"), LabSettings(mtu=least - 1))
     assert RunSettings(Path("job"), LabSettings(mtu=least)).shape == LabSettings()
+
+
+def test_a_job_needs_no_file_for_its_result() -> None:
+    """The labs of vm-lab submit so; only a script's result goes to a file."""
+    job = RunSettings(Path("/job"), LabSettings(), settings={"lane": "i8"})
+    assert submission(job)[-6:] == ["submit", "/job", "--wait", "--json", "--set", 'lane="i8"']
+    script = RunSettings(Path("/job"), LabSettings(), script=Path("/job/a.py"))
+    assert submission(script)[-2:] == ["run", "/job/a.py"]
+    assert submission(script, Path("/r"))[-4:] == ["run", "--result", "/r", "/job/a.py"]
 
 
 def test_a_command_keeps_its_own_options() -> None:
