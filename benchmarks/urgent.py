@@ -3,10 +3,14 @@
 
     .venv/bin/python -m benchmarks.urgent --rate 250mbit --ports both
     .venv/bin/python -m benchmarks.urgent --rate 250mbit --ports both --beside stream
+    .venv/bin/python -m benchmarks.urgent --rate 12mbit --ports all --beside stream --switch bmv2
 
 The load is an all-reduce of 46 MB on a second channel of the group (docs/collective.md, "Channels"), or another
 program's TCP stream from the first host to the second and back (iperf3). In one kind of lab ports heed priorities, and
 agents tag and order their frames; in the second ("plain") neither is so, in the third ("unheeded") agents tag.
+With --switch bmv2 a BMv2 is in place of the lab's bridge: ports that heed priorities have a queue for each, the others
+have one. Frames wait in its ports only, as hosts are not shaped. Each queue sends as many frames a second as the rate
+has full frames, whatever their size; so an urgent frame takes nothing of the stream's rate.
 Each turn measures the urgent call alone, the load alone, and both.
 """
 
@@ -21,8 +25,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,13 +35,17 @@ import orjson
 
 from benchmarks.command import finish
 from nicps.bench.arguments import as_type, duration, host_count, whole
+from nicps.bench.bmv2 import controller_arguments, in_place_of_the_bridge
+from nicps.bench.watch import until
 from nicps.collective import Group
+from nicps.dataplane.tags import PRIORITIES
 from nicps.errors import JobFailed
-from nicps.lab import Host, Lab, LabSettings
-from nicps.lab.agents import environment, joined, open_folder
+from nicps.lab import Host, Lab, LabSettings, processes
+from nicps.lab.agents import environment, joined, nicps_command, open_folder
 from nicps.lab.links import HOST_INTERFACE
 from nicps.programs import require_programs
 from nicps.rates import format_rate, parse_rate
+from nicps.wire import ETHERNET_BYTES
 
 URGENT = 1024  # float32, 4 KB
 _EVERY_S = 0.05
@@ -44,6 +53,8 @@ _LIMIT_S = 300.0
 _WAYS = ("urgent", "load", "both")
 _BULK, _FAST = 0, 1  # channels
 _PORTS = ("priorities", "plain", "unheeded")
+_ROOM = 100  # frames in a queue of BMv2
+_READY_S = 20.0
 _LEAD_S = 4 * _EVERY_S  # so long before the first urgent call the load begins
 
 
@@ -70,6 +81,7 @@ class Row:
     bulk_beside: float
     bulk_loses: float
     beside: str = "bulk"
+    switch: str = "bridge"
 
 
 class Load(Protocol):
@@ -174,20 +186,24 @@ def _urgent_calls(group: Group, seconds: float) -> list[float]:
 
 def measure(args: argparse.Namespace, ports: str) -> Row:
     """One row, in a lab of its own."""
-    heeds, rate_bps = ports == "priorities", args.rate
-    settings = LabSettings("urgent", args.hosts, rate_bps, priorities=heeds, burst_bytes=16 * 1024)
+    heeds, rate_bps, bmv2 = ports == "priorities", args.rate, args.switch == "bmv2"
+    settings = LabSettings("urgent", args.hosts)
+    if not bmv2:
+        settings = replace(settings, rate_bps=rate_bps, priorities=heeds, burst_bytes=16 * 1024)
     # A plain lab shapes at the hosts, too.
     options = [] if ports == "plain" else ["--tags"]
-    options += ["--shape", format_rate(rate_bps)] if heeds else []
+    options += ["--shape", format_rate(rate_bps)] if heeds and not bmv2 else []
     command = [sys.executable, "-P", "-m", "benchmarks.urgent", "--rank"]
     for option in ("hosts", "params", "seconds", "beside"):
         command += [f"--{option}", str(getattr(args, option))]
-    with (
-        open_folder("nicps-urgent-") as folder,
-        Lab(settings) as lab,
-        joined(lab, lab.hosts, folder, "--silence", "2", *options),
-        contextlib.ExitStack() as stack,
-    ):
+    with open_folder("nicps-urgent-") as folder, contextlib.ExitStack() as stack:
+        lab = Lab(settings)
+        stack.callback(lab.close)
+        if bmv2:
+            stack.enter_context(_bmv2(lab, folder, PRIORITIES if heeds else 1, rate_bps))
+        else:
+            lab.up()
+        stack.enter_context(joined(lab, lab.hosts, folder, "--silence", "2", *options))
 
         def start(host: Host, *command: str) -> subprocess.Popen[Any]:
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -206,6 +222,30 @@ def measure(args: argparse.Namespace, ports: str) -> Row:
         ranks += [start(host, *command) for host in lab.hosts[1:]]
         said = [_answer(rank) for rank in ranks]
     return _row(args, ports, said)
+
+
+@contextlib.contextmanager
+def _bmv2(lab: Lab, folder: Path, queues: int, rate_bps: int) -> Iterator[None]:
+    """A BMv2 in place of the lab's bridge, and its controller."""
+    log = folder / "controller.log"
+    with in_place_of_the_bridge(lab, queues=queues) as bmv2, log.open("wb") as file:
+        command = nicps_command(*controller_arguments(bmv2.ports))
+        controller = subprocess.Popen(
+            processes.launcher(bmv2.netns, command),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environment(),
+        )
+        try:
+            until(lambda: "recording" in log.read_text() or None, "the controller", _READY_S)
+            with bmv2.connect() as switch:
+                frame_bits = 8 * (lab.settings.mtu + ETHERNET_BYTES)
+                switch.limit_queues(max(1, rate_bps // frame_bits), _ROOM)
+            yield
+        finally:
+            controller.terminate()
+            controller.wait(_LIMIT_S)
 
 
 def _answer(rank: subprocess.Popen[Any]) -> dict[str, Any]:
@@ -235,6 +275,7 @@ def _row(args: argparse.Namespace, ports: str, said: list[dict[str, Any]]) -> Ro
         round(loaded, 4),
         round(1 - loaded / alone, 4),
         args.beside,
+        args.switch,
     )
 
 
@@ -286,6 +327,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="that heed tags; plain; plain, while agents tag (unheeded); the first two, or all (%(default)s)",
     )
     add("--beside", choices=("bulk", "stream"), default="bulk", help="(%(default)s)")
+    add("--switch", choices=("bridge", "bmv2"), default="bridge", help="(%(default)s)")
     add("--turns", type=whole(1), default=3, help="(%(default)s)")
     add("--json", action="store_true", help="a JSON list as the last line")
     add("--rank", action="store_true", help=argparse.SUPPRESS)

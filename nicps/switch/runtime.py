@@ -202,6 +202,12 @@ class Switch:
             for priority, queue in queues_of(self._queues(ports[0])).items():
                 self._add(_QUEUES, "NicpsIngress.priority.wait_in", bytes([priority]), queue=queue)
 
+    def limit_queues(self, frames_per_s: int, frames: int = _DEEP) -> None:
+        """Each queue of each port sends so many frames a second at most (0: as fast as it can), and has that room."""
+        with _told():
+            self._simple.set_all_egress_queue_depths(frames)
+            self._simple.set_all_egress_queue_rates(frames_per_s)
+
     def _queues(self, port: int) -> int:
         """How many queues a port has, up to eight: `simple_switch --priority-queues`."""
         refused = _module("thrift.Thrift").TApplicationException

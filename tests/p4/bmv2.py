@@ -130,12 +130,11 @@ def bench(name: str, ports: int, queues: int = 1) -> Iterator[tuple[Bmv2, Wires]
 @contextlib.contextmanager
 def pace(switch: Switch, frames_per_s: int) -> Iterator[None]:
     """Each queue of each port sends at most so many frames a second."""
-    simple = switch._simple
-    simple.set_all_egress_queue_rates(frames_per_s)
+    switch.limit_queues(frames_per_s)
     try:
         yield
     finally:
-        simple.set_all_egress_queue_rates(0)
+        switch.limit_queues(0)
 
 
 class Controller:

@@ -26,6 +26,13 @@ SERVERS: dict[wire.FrameType, Any] = {
     wire.FrameType.HELD: wire.Held,
     wire.FrameType.TAKEN: wire.Taken,
 }
+CALLS: dict[wire.FrameType, Any] = {
+    wire.FrameType.NUMBERS: wire.Numbers,
+    wire.FrameType.MARKED: wire.Marked,
+    wire.FrameType.WITHDRAWN: wire.Withdrawn,
+    wire.FrameType.SETTLE: wire.Settle,
+}
+_BODY_ALONE = frozenset({wire.FrameType.TAKEN, *CALLS} - {wire.FrameType.NUMBERS})
 NOTHING = dict.fromkeys(("view", "position", "owner", "round", "listed", "settled"), 0)
 
 
@@ -69,12 +76,14 @@ def between_members(
     view: int = 3,
     kind: wire.FrameType = wire.FrameType.CONTRIBUTION,
 ) -> bytes:
-    """A frame of stripes or of servers: for a member, or for all."""
+    """A frame of stripes, of servers or of a direct call: for a member, or for all."""
     if kind in STRIPES:
         body = STRIPES[kind](0b111, 0, 8, 0, 32, 0, -20)
+    elif kind in CALLS:
+        body = CALLS[kind](1, 0, 1440, 0, 1, view)
     else:
         body = SERVERS[kind](5, 6, 0, 8, 1, 32, -20)
-    tail = b"" if kind is wire.FrameType.TAKEN else bytes([sender]) * 1440
+    tail = b"" if kind in _BODY_ALONE else bytes([sender]) * 1440
     data = wire.pack(header(sender, view), body, tail=tail)
     return ethernet(mac(sender), data, to=mac(to) if to else BROADCAST)
 

@@ -11,6 +11,7 @@ from nicps.switch import Switch
 from nicps.switch.runtime import Member
 from tests.p4.bmv2 import Wires
 from tests.p4.frames import (
+    CALLS,
     HOSTS,
     NETWORK,
     NOTHING,
@@ -83,7 +84,8 @@ def test_only_the_holder_may_broadcast(switch: Switch, wires: Wires) -> None:
     assert counted(switch) == {"view": 1, "token": 2, "fragment": 2, "holder": 2}
 
 
-BETWEEN_MEMBERS = [(kind, "stripe") for kind in STRIPES] + [(kind, "server") for kind in SERVERS]
+BETWEEN_MEMBERS = [(kind, "stripe") for kind in STRIPES]
+BETWEEN_MEMBERS += [(kind, "server") for kind in (*SERVERS, *CALLS)]
 
 
 @pytest.mark.parametrize(("kind", "reason"), BETWEEN_MEMBERS)
@@ -99,7 +101,7 @@ def test_frames_between_members_pass_of_any_member(
     assert counted(switch) == {"view": 1, "token": 1, reason: 2}
 
 
-@pytest.mark.parametrize("kind", [*STRIPES, *SERVERS])
+@pytest.mark.parametrize("kind", [*STRIPES, *SERVERS, *CALLS])
 def test_frames_between_members_of_strangers_and_of_other_views_do_not_pass(
     switch: Switch, wires: Wires, kind: wire.FrameType
 ) -> None:
