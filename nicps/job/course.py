@@ -203,11 +203,9 @@ class Course:
             return []  # an earlier round: hosts are taken back after the one that training goes on from
         if taken := self._take_back():
             return taken
-        trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
-        same = (
-            phase is not None and what != "plan" and not self.choice.improves(phase, self.fragments)
-        )
-        return self._go_on() if trains and same else self._train()
+        if phase is None or phase.kind is not wire.PhaseKind.TRAIN or what == "plan":
+            return self._train()
+        return self._train() if self.choice.improves(phase, self.fragments) else self._go_on()
 
     def read_by_all(self, round_: int) -> Orders:
         """With servers: all workers have read that round. What comes after it may be decided."""
@@ -310,15 +308,16 @@ class Course:
 
     def switch_changed(self) -> Orders:
         """The state of a Linux switch has changed: perhaps training waits for it."""
-        wait, switch = self.choice.wait, self._node.switch
-        if wait is None or (switch.heard and switch.find_lack(self.fragments, self.plan.width)):
-            return []
-        return self._train(wait.joined)
+        switch = self._node.switch
+        comes = switch.heard and switch.find_lack(self.fragments, self.plan.width)
+        return [] if comes else self.end_wait()
 
-    def go_on_without_switch(self) -> Orders:
-        """Training has waited long enough for it."""
-        wait = self.choice.wait
-        return self._train(wait.joined) if wait is not None else []
+    def end_wait(self) -> Orders:
+        """The switch is ready, or training has waited long enough for it. Something else may have come before."""
+        wait, self.choice.wait = self.choice.wait, None
+        if wait is None or self._streaming or self._purpose or self._saving:
+            return []  # training is opened after the hand-out; nothing is, once the model is saved
+        return self._train(wait.joined)
 
     def raise_alarm(self, reason: str) -> None:
         """R22: at the end of the batch the model is saved, and all stand by."""
@@ -360,7 +359,7 @@ class Course:
             return []  # `model_built` comes here again
         exchange = self.choice.make(self.fragments, joined)
         if exchange is None:
-            return []  # `switch_changed` comes here again, or `go_on_without_switch`
+            return []  # `switch_changed` comes here again, or `end_wait`
         counted = (node.view.live - node.learners) | joined
         told = self.choice.explain(exchange, self.fragments)
         if self._unit_of.shared_step and not exchange.shared_step:

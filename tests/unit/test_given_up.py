@@ -91,7 +91,7 @@ def test_without_the_switch_stripes_are_tried_again() -> None:
     leader.comes("no switch is heard")
     loses_a_member(leader)
     judges(leader, ROUND)
-    leader.host.do(leader.course.go_on_without_switch())
+    leader.host.do(leader.course.end_wait())
     assert leader.decided == [STRIPES]
 
 
@@ -144,7 +144,7 @@ def test_a_lead_after_that_knows_that_the_switch_is_tried_again() -> None:
     leader.comes("no switch is heard")
     loses_a_member(leader)
     judges(leader, ROUND)
-    leader.host.do(leader.course.go_on_without_switch())
+    leader.host.do(leader.course.end_wait())
     phase = leader.lead.complete(leader.host.found(Decide)[-1].phase, part)
     assert phase.exchange is STRIPES and "switch_failed" not in phase.settings
     leader.spot.phase_in_force = replace(phase, first_round=ROUND)
