@@ -119,7 +119,7 @@ class Course:
         if phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
             return self._test()
         if self.choice.has_failed(phase.exchange):
-            return self._train()
+            return self._train(at_once=True)
         if told := self.choice.reconsider(phase):
             return told
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
@@ -282,18 +282,16 @@ class Course:
             return []
         if phase is None or phase.exchange != exchange:
             return []
-        lacks = (
-            "the sums of stripes do not come: this network does not carry frames to one host, which"
-        )
+        lacks = "the sums of stripes do not come: this network does not carry frames to one host,"
         if self.plan.group:
-            return self.stop(f"{lacks} a group needs")
+            return self.stop(f"{lacks} which a group needs")
         if self.plan.steps or self.plan.planned:
             keys = "priorities needs" if self.plan.planned else "rank and bucket_mb need"
-            return self.stop(f"{lacks} {keys}: submit the job without it")
+            return self.stop(f"{lacks} which {keys}: submit the job without it")
         told = self.choice.give_up(exchange)
         if self._purpose:
             return told  # training is opened anyway, after the hand-out
-        return [*told, *self._train()]
+        return [*told, *self._train(at_once=True)]
 
     def _go_on_without_stripes(self, refused: Mapping[int, str]) -> Orders:
         """These members' kernels take no frames of stripes, and their reasons; the phase in force has stripes."""
@@ -350,14 +348,17 @@ class Course:
         self._opening = phase.kind is wire.PhaseKind.TRAIN
         return [Decide(phase)]
 
-    def _train(self, joined: frozenset[int] = frozenset()) -> Orders:
-        """Train (on), with all members but those that have no state yet; and with `joined`, which have just got it."""
+    def _train(self, joined: frozenset[int] = frozenset(), *, at_once: bool = False) -> Orders:
+        """Train (on), with all members but those that have no state yet; and with `joined`, which have just got it.
+
+        Where the open round may be committed it must be decided `at_once`: the lead has not marked that round yet.
+        """
         node, plan = self._node, self.plan
         if plan.script:
             return self._finish()
         if not self.fragments:
             return []  # `model_built` comes here again
-        exchange = self.choice.make(self.fragments, joined)
+        exchange = self.choice.make(self.fragments, joined, waits=not at_once)
         if exchange is None:
             return []  # `switch_changed` comes here again, or `end_wait`
         counted = (node.view.live - node.learners) | joined
