@@ -331,7 +331,7 @@ class Group(Operations):
             return
         said = ", ".join(f"{each.urgency} ({each.rounds[0]:,} fragments)" for each in plan)
         try:
-            link.plans = plan if link.plan != plan else ()
+            link.plans = plan if link.agreed != plan else ()
             self._attempt(
                 lambda each: each.add_words(np.zeros(1, np.int32)),
                 f"plan of channels of urgency {said}",
@@ -339,7 +339,7 @@ class Group(Operations):
             )
             link.await_plan(plan, deadline)
         except BaseException:
-            self.channels = len(link.plan)
+            self.channels = len(link.agreed)
             raise
         finally:
             link.plans = ()
@@ -400,7 +400,7 @@ class Group(Operations):
         """
         link = coming or self._link
         assert link is not None
-        if channel >= len(link.plan):
+        if channel >= len(link.agreed):
             raise UsageProblem(f"there is no channel {channel}: the plan has not come into force")
         deadline = time.monotonic() + self._timeout_s
 

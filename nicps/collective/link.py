@@ -131,8 +131,12 @@ class Link:
 
     def of(self, channel: int) -> LinkChannel:
         """The rounds of that channel."""
-        plan = self._agreed or self.plan
-        return LinkChannel(self, channel, self.number, plan[channel].rounds[0])
+        return LinkChannel(self, channel, self.number, self.agreed[channel].rounds[0])
+
+    @property
+    def agreed(self) -> tuple[ChannelPlan, ...]:
+        """The plan of calls from now on. It is not in force yet where a change to it has come to nothing."""
+        return self._agreed or self.plan
 
     def exchange(self, vector: Vector, call: int, deadline: float, channel: int) -> Round:
         """Exchange a vector that fits a round: its sums are with it, if all have called the same.
@@ -150,7 +154,7 @@ class Link:
             self._mail.poll()
             while commit is None:
                 self._take_turn(channel, deadline)
-                if self._agreed and self.plan != self._agreed:
+                if self.plan != self.agreed:
                     # The change has come to nothing, as the lead was lost: the next one decides on it again.
                     self._mail.take_commit(channel, 0, deadline)
                     continue
@@ -188,8 +192,7 @@ class Link:
         began = time.monotonic()
         with self._in_exchange(channel):
             view, live = self._look(channel, deadline)
-            changed = self._agreed and self.plan != self._agreed
-            if changed or not live <= among or max(live) > DIRECT_MEMBERS:
+            if self.plan != self.agreed or not live <= among or max(live) > DIRECT_MEMBERS:
                 return None
             direct = DirectCall(view, self._open[channel], directly.since, call, live)
             found = directly.calls.gather(direct, data, lambda: self._look(channel, deadline))
@@ -205,7 +208,10 @@ class Link:
         """Wait until then while a less urgent channel has a call under way, and the group goes on (docs/direct.md)."""
 
         def done() -> bool:
-            own, plan = self.plan[channel].urgency, self.plan
+            plan = self.plan
+            if channel >= len(plan):  # the change to this channel's plan has come to nothing
+                return True
+            own = plan[channel].urgency
             below = (other for other in self._inside if other < len(plan))
             return bool(self._lost) or all(plan[other].urgency >= own for other in below)
 

@@ -77,18 +77,21 @@ class Choice:
 
     # ---- the next phase
 
-    def make(self, fragments: int, joined: frozenset[int]) -> Exchange | None:
+    def make(
+        self, fragments: int, joined: frozenset[int], *, waits: bool = True
+    ) -> Exchange | None:
         """The exchange of the next training phase; None: wait for the switch first.
 
         Args:
             fragments: the size of its vectors.
             joined: members that train from now on.
+            waits: it may wait: no round is open that may be committed meanwhile.
         """
         view, switch, self.wait = self._node.view, self._node.switch, None
         tries = self._tries_switch
         ready = tries and not switch.find_lack(fragments, self._plan.width)
         comes = tries and switch.heard and len(view.live) > 1
-        if comes and not ready and view.number != self._waited_in:
+        if waits and comes and not ready and view.number != self._waited_in:
             self._waited_in = view.number
             self._waits += 1
             self.wait = Wait(self._waits, joined)

@@ -119,7 +119,7 @@ class Course:
         if phase.kind is wire.PhaseKind.TEST and not any(phase.shares):
             return self._test()
         if self.choice.has_failed(phase.exchange):
-            return self._train()
+            return self._train(at_once=True)
         if told := self.choice.reconsider(phase):
             return told
         if phase.serving is not None and not view.live.issuperset(phase.serving.servers):
@@ -203,11 +203,9 @@ class Course:
             return []  # an earlier round: hosts are taken back after the one that training goes on from
         if taken := self._take_back():
             return taken
-        trains = phase is not None and phase.kind is wire.PhaseKind.TRAIN
-        same = (
-            phase is not None and what != "plan" and not self.choice.improves(phase, self.fragments)
-        )
-        return self._go_on() if trains and same else self._train()
+        if phase is None or phase.kind is not wire.PhaseKind.TRAIN or what == "plan":
+            return self._train()
+        return self._train() if self.choice.improves(phase, self.fragments) else self._go_on()
 
     def read_by_all(self, round_: int) -> Orders:
         """With servers: all workers have read that round. What comes after it may be decided."""
@@ -284,18 +282,16 @@ class Course:
             return []
         if phase is None or phase.exchange != exchange:
             return []
-        lacks = (
-            "the sums of stripes do not come: this network does not carry frames to one host, which"
-        )
+        lacks = "the sums of stripes do not come: this network does not carry frames to one host,"
         if self.plan.group:
-            return self.stop(f"{lacks} a group needs")
+            return self.stop(f"{lacks} which a group needs")
         if self.plan.steps or self.plan.planned:
             keys = "priorities needs" if self.plan.planned else "rank and bucket_mb need"
-            return self.stop(f"{lacks} {keys}: submit the job without it")
+            return self.stop(f"{lacks} which {keys}: submit the job without it")
         told = self.choice.give_up(exchange)
         if self._purpose:
             return told  # training is opened anyway, after the hand-out
-        return [*told, *self._train()]
+        return [*told, *self._train(at_once=True)]
 
     def _go_on_without_stripes(self, refused: Mapping[int, str]) -> Orders:
         """These members' kernels take no frames of stripes, and their reasons; the phase in force has stripes."""
@@ -310,15 +306,16 @@ class Course:
 
     def switch_changed(self) -> Orders:
         """The state of a Linux switch has changed: perhaps training waits for it."""
-        wait, switch = self.choice.wait, self._node.switch
-        if wait is None or (switch.heard and switch.find_lack(self.fragments, self.plan.width)):
-            return []
-        return self._train(wait.joined)
+        switch = self._node.switch
+        comes = switch.heard and switch.find_lack(self.fragments, self.plan.width)
+        return [] if comes else self.end_wait()
 
-    def go_on_without_switch(self) -> Orders:
-        """Training has waited long enough for it."""
-        wait = self.choice.wait
-        return self._train(wait.joined) if wait is not None else []
+    def end_wait(self) -> Orders:
+        """The switch is ready, or training has waited long enough for it. Something else may have come before."""
+        wait, self.choice.wait = self.choice.wait, None
+        if wait is None or self._streaming or self._purpose or self._saving:
+            return []  # training is opened after the hand-out; nothing is, once the model is saved
+        return self._train(wait.joined)
 
     def raise_alarm(self, reason: str) -> None:
         """R22: at the end of the batch the model is saved, and all stand by."""
@@ -351,16 +348,19 @@ class Course:
         self._opening = phase.kind is wire.PhaseKind.TRAIN
         return [Decide(phase)]
 
-    def _train(self, joined: frozenset[int] = frozenset()) -> Orders:
-        """Train (on), with all members but those that have no state yet; and with `joined`, which have just got it."""
+    def _train(self, joined: frozenset[int] = frozenset(), *, at_once: bool = False) -> Orders:
+        """Train (on), with all members but those that have no state yet; and with `joined`, which have just got it.
+
+        Where the open round may be committed it must be decided `at_once`: the lead has not marked that round yet.
+        """
         node, plan = self._node, self.plan
         if plan.script:
             return self._finish()
         if not self.fragments:
             return []  # `model_built` comes here again
-        exchange = self.choice.make(self.fragments, joined)
+        exchange = self.choice.make(self.fragments, joined, waits=not at_once)
         if exchange is None:
-            return []  # `switch_changed` comes here again, or `go_on_without_switch`
+            return []  # `switch_changed` comes here again, or `end_wait`
         counted = (node.view.live - node.learners) | joined
         told = self.choice.explain(exchange, self.fragments)
         if self._unit_of.shared_step and not exchange.shared_step:

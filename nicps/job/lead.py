@@ -173,7 +173,7 @@ class Lead:
         if now < self.deadline():
             return []
         if now >= self._switch_by:
-            return self.course.go_on_without_switch()
+            return self.course.end_wait()
         self._cancel_at = math.inf
         return self.course.model_saved(f"the batch has not ended for {CANCEL_S:g} s")
 

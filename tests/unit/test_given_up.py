@@ -91,7 +91,7 @@ def test_without_the_switch_stripes_are_tried_again() -> None:
     leader.comes("no switch is heard")
     loses_a_member(leader)
     judges(leader, ROUND)
-    leader.host.do(leader.course.go_on_without_switch())
+    leader.host.do(leader.course.end_wait())
     assert leader.decided == [STRIPES]
 
 
@@ -135,6 +135,31 @@ def test_a_member_that_leaves_before_the_next_phase_is_in_force_counts_as_well(
     assert leader.told[-2:] == [text, "exchange linux-switch: the switch adds"]
 
 
+@pytest.mark.parametrize("fails", ["now", "before the view"])
+def test_in_place_of_an_exchange_that_fails_no_switch_is_waited_for(fails: str) -> None:
+    """The lead has not marked the open round yet. Once it has, others may commit it, and that phase would begin behind
+    it at some, and in front of it at others. The switch takes over after a round.
+    """
+    leader = Leader()
+    leader.spot.phase_in_force = training(exchange=STRIPES, first_round=ROUND)
+    leader.comes("the switch is not ready for view 1")
+    leader.host.do(leader.course.exchange_fails(STRIPES))
+    assert leader.decided == [Exchange.BROADCAST]
+    if fails == "before the view":  # what was decided on comes to nothing
+        leader.host.forget()
+        loses_a_member(leader)
+        assert leader.decided == [Exchange.BROADCAST]
+    leader.tick(10.0)
+    leader.tick(100.0)
+    leader.comes()
+    assert leader.decided == [Exchange.BROADCAST]
+    phase = leader.host.found(Decide)[-1].phase
+    leader.spot.phase_in_force = replace(phase, first_round=ROUND)
+    leader.host.do(leader.course.decision_agreed(phase, {}))
+    judges(leader, ROUND)
+    assert leader.decided[-1] is LINUX
+
+
 def test_a_lead_after_that_knows_that_the_switch_is_tried_again() -> None:
     """Also where stripes come first, as the switch is not ready."""
     leader = both_given_up()
@@ -144,7 +169,7 @@ def test_a_lead_after_that_knows_that_the_switch_is_tried_again() -> None:
     leader.comes("no switch is heard")
     loses_a_member(leader)
     judges(leader, ROUND)
-    leader.host.do(leader.course.go_on_without_switch())
+    leader.host.do(leader.course.end_wait())
     phase = leader.lead.complete(leader.host.found(Decide)[-1].phase, part)
     assert phase.exchange is STRIPES and "switch_failed" not in phase.settings
     leader.spot.phase_in_force = replace(phase, first_round=ROUND)

@@ -17,6 +17,7 @@ from nicps.collective import Group, GroupClosed
 from nicps.collective.channels import Workers, plan_of
 from nicps.collective.lanes import Words
 from nicps.collective.link import Link
+from nicps.collective.rounds import Ranks
 from nicps.errors import JobFailed, UsageProblem
 from nicps.exchange import Exchange
 from nicps.job.plan import read_plan
@@ -332,3 +333,74 @@ def test_a_call_of_a_plan_that_comes_to_nothing_waits_for_it(
     agent.post(commit(agent.of(says.Offer, 1 + (called == "before"))[-1]))
     assert future.result(_LIMIT_S).number == 5
     link.close("the test is over")
+
+
+def _with_a_plan_that_came_to_nothing(agent: Channelled) -> tuple[Link, says.Phase]:
+    """One of three channels, where the phase before has two; and its phase."""
+    link = agent.link()
+    agent.of(says.Prepared, 1)
+    plan = tuple(ChannelPlan(channel, (2,)) for channel in range(3))
+    later = agent.phase(2, (5, 5, 5), 6)  # type: ignore[arg-type]
+    agent.post(later, agent._records)
+    link.await_plan(plan, time.monotonic() + _LIMIT_S)
+    agent.post(agent.phase(3, (1, 1), 4), agent._records)
+    return link, later
+
+
+def _group(link: Link) -> Group:
+    group = Group(None, 0, _LIMIT_S)
+    group._link, group._ranks, group.channels = link, Ranks((1,), ("h1",)), 3
+    return group
+
+
+def test_a_call_on_a_channel_of_such_a_plan_is_none_on_no_channel(agent: Channelled) -> None:
+    link, later = _with_a_plan_that_came_to_nothing(agent)
+    group, first = _group(link), exchange(link, 0)
+    agent.of(says.Prepared, 3)
+    future = group.barrier(channel=2)
+    agent.post(replace(later, number=4, first_round=5), agent._records)
+    agent.of(says.Prepared, 4)
+    for offer in agent.of(says.Offer, 2):
+        agent.post(commit(offer))
+    assert first.result(_LIMIT_S).number == 5
+    future.result(_LIMIT_S)
+    link.close("the test is over")
+
+
+def test_a_plan_like_the_one_before_such_a_plan_is_decided_on(agent: Channelled) -> None:
+    """The members have called both in turn, and the first of them comes into force before the second."""
+    link, later = _with_a_plan_that_came_to_nothing(agent)
+    group, other = _group(link), exchange(link, 1)
+    agent.of(says.Prepared, 3)
+    before = link.plan
+    future = group._workers.put(0, lambda: group._plan(before))
+    agent.post(replace(later, number=4, first_round=5), agent._records)
+    agent.of(says.Prepared, 4)
+    for offer in agent.of(says.Offer, 2):
+        agent.post(commit(offer))
+    other.result(_LIMIT_S)
+    judged = [each for each in agent.of(says.Decide, 2) if not each.channel]
+    assert (judged[-1].what, judged[-1].channels) == ("plan", before)
+    agent.post(agent.phase(5, (9, 9), 4), agent._records)
+    future.result(_LIMIT_S)
+    link.close("the test is over")
+
+
+def test_a_direct_call_that_is_put_off_outlives_such_a_plan(agent: Channelled) -> None:
+    """It waits for a less urgent call when its channel goes, and then for the plan."""
+    link, _ = _with_a_plan_that_came_to_nothing(agent)
+    other, done = exchange(link, 0), Future[None]()
+
+    def leave() -> None:
+        try:
+            link._leave_line(2, time.monotonic() + _LIMIT_S)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=leave, daemon=True).start()
+    agent.of(says.Prepared, 3)
+    done.result(_LIMIT_S)
+    assert not other.done()
+    link.close("the test is over")
+    assert isinstance(other.exception(_LIMIT_S), GroupClosed)

@@ -14,7 +14,16 @@ import pytest
 from nicps import wire
 from nicps.exchange import Exchange
 from nicps.job.plan import Plan
-from nicps.protocol import Action, Committed, Installed, Member, NoProgress, Timings, View
+from nicps.protocol import (
+    Action,
+    Committed,
+    Installed,
+    Member,
+    NoProgress,
+    NotAdded,
+    Timings,
+    View,
+)
 from nicps.protocol.local_host import LocalHost, NodeState
 from nicps.protocol.progress import IN_VAIN, Progress, Standstill, find_fault
 from nicps.protocol.signals import Lacking
@@ -252,6 +261,51 @@ def test_the_lead_that_waits_for_a_switch_decides_in_the_middle_of_no_round(
     lan.moments += [begins, without_it, summed]
     done(lan)
     assert used == [Exchange.BROADCAST] and not lan.moments
+
+
+def test_the_lead_of_stripes_that_fail_decides_in_the_middle_of_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A switch is there and not ready. Were it waited for, the sums of the open round might come after all: the lead
+    would decide after it has marked that round, and the token that tells it of the commit is lost.
+    """
+    monkeypatch.setattr("nicps.job.lead.SWITCH_S", 0.4)
+    lan = trains(exchange=Exchange.LINUX_SWITCH, timings=replace(TIMINGS, call_back_s=9))
+    lan.linux.there = False
+    lead = lan.hosts[0]
+    take, pairs = lead.take_frame, {(a, b) for a in range(4) for b in range(4) if a != b}
+    used = list[Exchange]()
+
+    def begins(by: Host, action: Action) -> bool:
+        if not MOMENTS["training"](by, action):
+            return False
+        lan.starved.update(pairs)
+        lan.linux.there, lan.linux.lose[int(wire.SwitchStep.READY)] = True, 1000
+        lan.linux.start()
+        return True
+
+    def fails(by: Host, action: Action) -> bool:
+        if not isinstance(action, NotAdded):
+            return False
+        lan.starved.difference_update(pairs)
+        return True
+
+    def note(_: Host, action: Action) -> bool:
+        if isinstance(action, Committed) and action.phase.kind is wire.PhaseKind.TRAIN:
+            used.append(action.exchange)
+        return False
+
+    def take_frame(source: bytes, data: bytes, key: bytes | None) -> None:
+        ring, leads = lead.node.ring, lead.machine.roles.lead
+        lost = data[1] == wire.FrameType.TOKEN and ring is not None and ring.complete
+        if not (lost and leads is not None and leads.deadline() < lead.clock() + 0.06):
+            take(source, data, key)
+
+    monkeypatch.setattr(lead, "take_frame", take_frame)
+    lan.trouble(TRAINING_S)
+    lan.moments += [begins, fails, note]
+    done(lan)
+    assert used[0] is Exchange.BROADCAST and lan.moments == [note]
 
 
 @pytest.mark.parametrize("pairs", [{(1, 2)}, {(3, k) for k in range(3)}])

@@ -16,9 +16,17 @@ from nicps.job import LifeSettings
 from nicps.job.actions import Log
 from nicps.job.choice import Choice
 from nicps.job.lead import SWITCH_S
-from nicps.job.orders import CommitNext, Decide, NeedRoom, PublishEvent
+from nicps.job.orders import (
+    CommitNext,
+    Decide,
+    NeedRoom,
+    OpenHandOut,
+    PublishEvent,
+    SaveState,
+)
 from nicps.job.plan import REFUSED, Plan
-from nicps.protocol import NO_REST, Committed, Phase, View
+from nicps.protocol import NO_REST, Committed, Joiner, Phase, View
+from nicps.protocol.actions import Answered
 from nicps.session import shared_form as says
 from tests.leader import LINUX, P4, SETTINGS, STRIPES, Leader, adding
 from tests.parts import LANES, MEMBERS, ROUND, Host, training
@@ -295,3 +303,31 @@ def test_a_group_ends_where_a_kernel_takes_no_stripes() -> None:
     assert decided.phase.kind is wire.PhaseKind.STOP
     reason = "h3: last insn is not an exit; a group needs that program"
     assert decided.phase.settings["message"] == reason
+
+
+@pytest.mark.parametrize("ends", ["time", "switch"])
+@pytest.mark.parametrize("then", ["a host is taken back", "the model is saved"])
+def test_a_wait_opens_no_training_in_the_middle_of_something_else(ends: str, then: str) -> None:
+    """The state that is handed out, or saved, is that of all, and training begins after it."""
+    leader = Leader()
+    leader.comes("the switch is not ready for view 1")
+    leader.spot.phase_in_force = replace(training(first_round=3), kind=wire.PhaseKind.TEST)
+    leader.spot.learners = frozenset({3})
+    leader.host.do(leader.course.round_judged(ROUND - 1, "continue"))
+    leader.tick(10.0)
+    assert not leader.decided and leader.course.choice.wait is not None
+    if then == "a host is taken back":
+        joiner = Joiner(MEMBERS[2].mac, "h3", 1)
+        leader.host.do(leader.course.host_answered(Answered(joiner, 3, wire.Stage.WAITING)))
+    else:
+        leader.course.raise_alarm("h2 left")
+    leader.spot.view = View(2, MEMBERS, frozenset({1, 3}), 1)
+    leader.installed()
+    assert leader.host.found(OpenHandOut) or leader.host.found(SaveState)
+    if ends == "time":
+        leader.tick(10.0 + SWITCH_S)
+    else:
+        leader.comes()
+    assert not leader.decided
+    leader.tick(30.0)
+    assert leader.lead.deadline() > 1e9, "nothing is waited for"
