@@ -393,7 +393,7 @@ class ThreadLink:
         self._meeting, self._round = meeting, first
         self.closed = ""
         self.admits = False
-        self.plan = (ChannelPlan(0, (meeting.room,)),)
+        self.plan = self.agreed = (ChannelPlan(0, (meeting.room,)),)
 
     @classmethod
     def late(cls, meeting: Meeting, number: int) -> ThreadLink:

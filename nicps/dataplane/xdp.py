@@ -76,7 +76,7 @@ def clear(interface: Interface) -> bool:
         return False
     if there.name not in (PROGRAM, SWITCH_PROGRAM):
         raise InterfaceBusy(
-            f"interface {interface.name} has another XDP program, {there.name} (id {there.id}, {there.mode}): end what"
+            f"interface {interface.name} has another XDP program, {there.name} (id {there.id}, {there.mode}); end what"
             f" has put it there, or, if nobody needs it, run: ip link set {interface.name} xdp off"
         )
     from pyroute2 import IPRoute
