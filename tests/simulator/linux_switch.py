@@ -215,17 +215,22 @@ class LinuxSwitch:
                 place.total, frame.width, frame.unit, place.not_finite
             )
             place.finished = True
+            self._note_boot(
+                frame.view
+            )  # a sum can be asked for, and be committed, before it is sent
         pair.claimed = False
         yield
         if not last:
             return
-        assert self.control is not None
-        boots = self.boots.setdefault(frame.view, set())
-        boots.add(self.control.boot)
-        if len(boots) > 1:
-            self._lan.checks.fail(f"the switch was started again in view {frame.view}")
         made = frame.changed(type=FrameType.SUM, lane=place.made, to=None)
         self._send(made, granted)
+
+    def _note_boot(self, view: int) -> None:
+        assert self.control is not None
+        boots = self.boots.setdefault(view, set())
+        boots.add(self.control.boot)
+        if len(boots) > 1:
+            self._lan.checks.fail(f"the switch was started again in view {view}")
 
     def find(self, pair: Pair, tag: int, rest: int) -> Place | None:
         """Where a contribution with that tag goes; None: it is too old."""

@@ -37,6 +37,11 @@ def test_seeds(chunk: int, done: int) -> None:
     assert run(seeds, exchange=Exchange.LINUX_SWITCH)["done"] >= done - 1
 
 
+def test_a_sum_that_is_asked_for_before_the_switch_has_sent_it() -> None:
+    """The switch stalls in between. The check has to know which boot has made it."""
+    run([2105018], exchange=Exchange.LINUX_SWITCH)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(10_000, 11_000, 25))
 def test_more_seeds(first: int) -> None:
