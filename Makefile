@@ -97,6 +97,7 @@ lint: setup
 	$(RUN) $(PYTHON) -m ruff check
 	$(RUN) $(PYTHON) -m ruff format --check
 	$(RUN) $(PYTHON) -m mypy
+	$(RUN) $(PYTHON) -m mypy vm-lab
 	$(RUN) $(PYTHON) -m nicps.wiregen --check
 	$(RUN) find ebpf -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
 

@@ -37,6 +37,9 @@ def _product(left: Array, right: Array) -> Array:
     return np.stack([a * c - b * d, a * d + b * c], axis=1).reshape(-1).view(left.dtype)
 
 
+#: Of each member, with up to eight: a call of as many bytes is gathered (docs/direct.md).
+_GATHERED_BYTES = 5760
+
 _FOLDS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "avg": np.add,
@@ -156,7 +159,8 @@ class Drawn:
                     total = _FOLDS[name](total, row)
                 return total, None
             lanes = self.length * (2 if self.type == "complex64" else 1)
-            if sums and self.type != "float64" and lanes > 360:
+            # Up to four frames of each are gathered, and added in rank order.
+            if sums and self.type != "float64" and lanes > 360 and rows[0].nbytes > _GATHERED_BYTES:
                 return self._rounded(rows)
             halves = self.type in ("float16", "bfloat16")
             wide = [self._wide(row).astype(np.float32) if halves else row for row in rows]

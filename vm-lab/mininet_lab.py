@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -207,12 +208,12 @@ class MininetLab:
         with port.pass_program() as program:
             for switch in switches:
                 names = [str(intf.name) for intf in switch.intfList() if intf.name != "lo"]
-                inside(switch, lambda names=names: quieten(names))
-                inside(switch, lambda names=names: attach(names, program))
+                inside(switch, functools.partial(quieten, names))
+                inside(switch, functools.partial(attach, names, program))
                 self._switch(switch, names)
         for host in net.hosts:
             name = str(host.defaultIntf().name)
-            inside(host, lambda name=name: bmv2.quieten(name))
+            inside(host, functools.partial(bmv2.quieten, name))
         await_agents([self._join(host) for host in net.hosts])
 
     def _join(self, host: Any) -> AgentProcess:

@@ -30,6 +30,7 @@ from tests.collectives import Drawn, Meeting, draw, make, together
     size=st.integers(1, 5),
     room=st.sampled_from([1, 3, 8000]),
 )
+@example(seed=859, size=4, room=1)  # as many bytes as are gathered
 @example(seed=706, size=3, room=1)  # numbers that all but cancel, in a fragment that is gathered
 def test_drawn_calls_come_to_what_numpy_makes_of_them(seed: int, size: int, room: int) -> None:
     """Any type, length and call; rounds of one fragment, of a few, and of all."""
