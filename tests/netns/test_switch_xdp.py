@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,14 @@ def ip(lab: Lab, *words: str) -> None:
     subprocess.run(["ip", "-n", lab.switch_netns, *words], check=True, timeout=20)
 
 
-def refused(lab: Lab, *words: str, code: int = 3, env: Any = None) -> str:
-    """The one line with which it ends."""
+def refused(
+    lab: Lab,
+    *words: str,
+    code: int = 3,
+    env: Any = None,
+    attached: Sequence[str | None] = (None,) * 3,
+) -> str:
+    """The one line with which it ends. Each port has the program that was there before, by mode."""
     process = lab.run(
         "switch",
         [*NICPS, "switch", "xdp", "run", *words],
@@ -70,7 +76,7 @@ def refused(lab: Lab, *words: str, code: int = 3, env: Any = None) -> str:
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, (out, err)
     assert out == "" and err.count("\n") == 1 and err.startswith("nicps: error: "), err
-    assert modes(lab) == [None, None, None]
+    assert modes(lab) == [*attached]
     return err
 
 
@@ -132,15 +138,8 @@ def test_another_program_on_a_port(lab: Lab) -> None:
 
     attach(program)
     try:
-        process = lab.run(
-            "switch",
-            [*NICPS, "switch", "xdp", "run", "--ports", "eth1,eth2"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        err = process.communicate(timeout=60)[1]
-        assert process.returncode == 3 and "another" in err and "xdp off" in err
-        assert modes(lab) == [None, "native", None]
+        err = refused(lab, "--ports", "eth1,eth2", attached=[None, "native", None])
+        assert "another" in err and "xdp off" in err
     finally:
         attach(-1)
 
@@ -148,14 +147,7 @@ def test_another_program_on_a_port(lab: Lab) -> None:
 def test_a_switch_that_is_started_twice(lab: Lab, tmp_path: Path) -> None:
     """The second says that the first is there; what is on the ports is held by a link, which `ip` cannot take off."""
     adding.start(lab, log=tmp_path / "log")
-    process = lab.run(
-        "switch",
-        [*NICPS, "switch", "xdp", "run", "--ports", "eth1,eth2"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    err = process.communicate(timeout=60)[1]
-    assert process.returncode == 3 and err.count("\n") == 1
+    err = refused(lab, "--ports", "eth1,eth2", attached=["native"] * 3)
     assert "nicps switch xdp runs on interface eth1 already" in err
     assert "see: nicps switch xdp status" in err
     assert modes(lab) == ["native"] * 3

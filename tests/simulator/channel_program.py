@@ -149,6 +149,7 @@ class ChannelProgram:
         self.joiners = {}
         if phase is None:
             self._away = True
+            self._learn()
             return
         if action.again:
             self._away = True
@@ -157,8 +158,15 @@ class ChannelProgram:
         self.phase = phase
         self._renew(phase, new=False)
         host.later(1e-5, lambda: host.do(host.node.advance(host.clock())))
-        self._offer_all()
+        self._go_on_in(phase)
         self._watch_over()
+
+    def _learn(self) -> None:
+        """A view without a phase is in force."""
+
+    def _go_on_in(self, phase: Phase) -> None:
+        """The phase goes on in another view."""
+        self._offer_all()
 
     def _watch_over(self) -> None:
         """A lead that reads nothing takes the state of a host that does, and decides."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from nicps import wire
 from nicps.exchange import Exchange
-from nicps.protocol import Committed, Installed, Offer, Phase
+from nicps.protocol import Committed, Offer, Phase
 from nicps.protocol.plan import ChannelPlan
 from tests.simulator.channel_kernel import renew
 from tests.simulator.channel_program import READ_S, ChannelProgram
@@ -109,24 +109,10 @@ class SizedProgram(ChannelProgram):
             flow.open = self.phase.first_round
         self._go_on()
 
-    def installed(self, action: Installed) -> None:
-        """A view is in force."""
-        host, phase, self._preparing = self.host, action.phase, None
-        host.note(f"VIEW {action.view.number} {sorted(action.view.live)} rounds {action.rounds}")
-        self.joiners = {}
-        if phase is None:
-            self._away = True
-            self._learn()
-            return
-        if action.again:
-            self._away = True
-            self._come_back(phase, action.view.number)
-            return
-        self.phase, self._plan = phase, phase.channels
-        self._renew(phase, new=False)
-        host.later(1e-5, lambda: host.do(host.node.advance(host.clock())))
+    def _go_on_in(self, phase: Phase) -> None:
+        """The phase goes on in another view."""
+        self._plan = phase.channels
         self._go_on()
-        self._watch_over()
 
     def _learn(self) -> None:
         """A program that took no part may be that of the lead, whose state others take: it is told how far they are."""

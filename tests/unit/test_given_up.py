@@ -96,8 +96,8 @@ def test_without_the_switch_stripes_are_tried_again() -> None:
 
 
 def test_while_a_switch_is_waited_for_no_round_is_committed() -> None:
-    """The phase that is decided on then begins with the round after the open one: who has committed that would have a
-    step more than the others. Not in the next view either.
+    """Nor in the views after it. The next phase begins with the round after the open one. A member that had committed
+    the open round would be a step ahead of the others.
     """
     leader = both_given_up()
     loses_a_member(leader)

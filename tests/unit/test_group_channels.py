@@ -309,17 +309,23 @@ def test_a_plan_is_waited_for(agent: Channelled) -> None:
     link.close("the test is over")
 
 
-@pytest.mark.parametrize("called", ["before", "after"])
-def test_a_call_of_a_plan_that_comes_to_nothing_waits_for_it(
-    agent: Channelled, called: str
-) -> None:
-    """The lead is lost before all have the plan: members go back to the phase before, and the next lead repeats it."""
+def _with_a_plan_of_three(agent: Channelled) -> tuple[Link, says.Phase]:
+    """A link whose program has a plan of three channels, where the phase before has two; and its phase."""
     link = agent.link()
     agent.of(says.Prepared, 1)
     plan = tuple(ChannelPlan(channel, (2,)) for channel in range(3))
     later = agent.phase(2, (5, 5, 5), 6)  # type: ignore[arg-type]
     agent.post(later, agent._records)
     link.await_plan(plan, time.monotonic() + _LIMIT_S)
+    return link, later
+
+
+@pytest.mark.parametrize("called", ["before", "after"])
+def test_a_call_of_a_plan_that_comes_to_nothing_waits_for_it(
+    agent: Channelled, called: str
+) -> None:
+    """The lead is lost before all have the plan: members go back to the phase before, and the next lead repeats it."""
+    link, later = _with_a_plan_of_three(agent)
     if called == "before":
         future = exchange(link, 2)
         agent.of(says.Offer, 1)
@@ -336,13 +342,8 @@ def test_a_call_of_a_plan_that_comes_to_nothing_waits_for_it(
 
 
 def _with_a_plan_that_came_to_nothing(agent: Channelled) -> tuple[Link, says.Phase]:
-    """One of three channels, where the phase before has two; and its phase."""
-    link = agent.link()
-    agent.of(says.Prepared, 1)
-    plan = tuple(ChannelPlan(channel, (2,)) for channel in range(3))
-    later = agent.phase(2, (5, 5, 5), 6)  # type: ignore[arg-type]
-    agent.post(later, agent._records)
-    link.await_plan(plan, time.monotonic() + _LIMIT_S)
+    """The same, back in the phase before."""
+    link, later = _with_a_plan_of_three(agent)
     agent.post(agent.phase(3, (1, 1), 4), agent._records)
     return link, later
 

@@ -187,6 +187,19 @@ def test_a_switch_whose_sums_do_not_reach_a_host(member: int) -> None:
     assert ever_out(lan) == {member + 1}
 
 
+def lose_late_tokens(lead: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead gets no token of a complete round in the 60 ms before its wait for a switch ends."""
+    take = lead.take_frame
+
+    def take_frame(source: bytes, data: bytes, key: bytes | None) -> None:
+        ring, leads = lead.node.ring, lead.machine.roles.lead
+        lost = data[1] == wire.FrameType.TOKEN and ring is not None and ring.complete
+        if not (lost and leads is not None and leads.deadline() < lead.clock() + 0.06):
+            take(source, data, key)
+
+    monkeypatch.setattr(lead, "take_frame", take_frame)
+
+
 @pytest.mark.parametrize("exchange", [Exchange.STRIPES, Exchange.LINUX_SWITCH])
 @pytest.mark.parametrize("host", [0, 3])
 def test_an_exchange_that_one_host_has_made_fail_is_used_again(
@@ -228,7 +241,7 @@ def test_the_lead_that_waits_for_a_switch_decides_in_the_middle_of_no_round(
     lan = trains(exchange=Exchange.LINUX_SWITCH, rounds=40, timings=replace(TIMINGS, call_back_s=9))
     lan.test_every = 1000
     lead, bad, ready = lan.hosts[0], lan.hosts[3], int(wire.SwitchStep.READY)
-    take, used = lead.take_frame, list[Exchange]()
+    used = list[Exchange]()
 
     def begins(by: Host, action: Action) -> bool:
         if not MOMENTS["training"](by, action):
@@ -250,13 +263,7 @@ def test_the_lead_that_waits_for_a_switch_decides_in_the_middle_of_no_round(
         lan.at(lan.now + 0.1, lead.renew)
         return True
 
-    def take_frame(source: bytes, data: bytes, key: bytes | None) -> None:
-        ring, leads = lead.node.ring, lead.machine.roles.lead
-        lost = data[1] == wire.FrameType.TOKEN and ring is not None and ring.complete
-        if not (lost and leads is not None and leads.deadline() < lead.clock() + 0.06):
-            take(source, data, key)
-
-    monkeypatch.setattr(lead, "take_frame", take_frame)
+    lose_late_tokens(lead, monkeypatch)
     lan.trouble(TRAINING_S)
     lan.moments += [begins, without_it, summed]
     done(lan)
@@ -273,7 +280,7 @@ def test_the_lead_of_stripes_that_fail_decides_in_the_middle_of_no_round(
     lan = trains(exchange=Exchange.LINUX_SWITCH, timings=replace(TIMINGS, call_back_s=9))
     lan.linux.there = False
     lead = lan.hosts[0]
-    take, pairs = lead.take_frame, {(a, b) for a in range(4) for b in range(4) if a != b}
+    pairs = {(a, b) for a in range(4) for b in range(4) if a != b}
     used = list[Exchange]()
 
     def begins(by: Host, action: Action) -> bool:
@@ -295,13 +302,7 @@ def test_the_lead_of_stripes_that_fail_decides_in_the_middle_of_no_round(
             used.append(action.exchange)
         return False
 
-    def take_frame(source: bytes, data: bytes, key: bytes | None) -> None:
-        ring, leads = lead.node.ring, lead.machine.roles.lead
-        lost = data[1] == wire.FrameType.TOKEN and ring is not None and ring.complete
-        if not (lost and leads is not None and leads.deadline() < lead.clock() + 0.06):
-            take(source, data, key)
-
-    monkeypatch.setattr(lead, "take_frame", take_frame)
+    lose_late_tokens(lead, monkeypatch)
     lan.trouble(TRAINING_S)
     lan.moments += [begins, fails, note]
     done(lan)
